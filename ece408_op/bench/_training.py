@@ -38,18 +38,16 @@ def case(
     """Time all contestants on one network, with ``images`` images in a step; they begin with the same parameters.
 
     gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
-    contestant's, unless the network has dropout, whose losses are random, or several GPUs compute BatchNorm, each for
-    its own images.
+    contestant's, unless the network has dropout, whose losses are random.
     """
     network, pixels, labels = _given(name, images, seed)
     rows: list[Row] = []
     expected: list[float] = []
-    text = network.symbol.tojson()
+    random = "Dropout" in network.symbol.tojson()
     for contestant, kind, step in (*_gpu_networks(network, pixels, labels, gpus), *_pytorch(network, pixels, labels)):
         losses = [float(step()) for _ in _TOLERANCES]
         expected = expected or losses
-        free = "Dropout" in text or ("BatchNorm" in text and contestant.endswith("GPUs"))
-        wrong = not free and not np.allclose(losses, expected, rtol=_TOLERANCES, atol=0)
+        wrong = not random and not np.allclose(losses, expected, rtol=_TOLERANCES, atol=0)
         seconds = () if wrong else timer.measure(step, timer.cpu_clock, repeats=repeats).seconds
         status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
         rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))

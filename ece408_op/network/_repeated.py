@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cuda, nccl
 
 from ._definition import Shape
+from ._meeting import Member
 from ._training import Forward
 
 
@@ -32,6 +33,8 @@ class Pass:
         self._passes, self._shapes, self._inputs = passes, shapes, list[Any]()
         self._graph: Any = None
         self._found: Any = None
+        #: NCCL's group, part of whose work is in the graph, if any.
+        self._group: nccl.Group | None = None
 
     @property
     def inputs(self) -> Sequence[Any]:
@@ -41,18 +44,30 @@ class Pass:
                 self._inputs = [cuda.cupy().empty(shape, np.float32) for shape in self._shapes]
         return self._inputs
 
-    def run(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> Any:
+    @property
+    def stage(self) -> int:
+        """0 if the pass cannot be repeated, 1 if its launches have yet to be captured, or else 2."""
+        if self._passes.refused:
+            return 0
+        return 1 if self._graph is None or (self._group and self._group.aborted) else 2
+
+    def run(self, compute: Callable[[Sequence[Any]], Any], stream: Any, stage: int, member: Member | None) -> Any:
         """Put what ``compute`` launches for the inputs on the stream, the current one; return what it returned.
 
-        What cannot be captured is computed without a graph, now and later.
+        What cannot be captured is computed without a graph, now and later. stage: 1 or 2. member: of the GPUs whose
+        passes are at that stage at the same time.
         """
-        if self._passes.refused or not (self._graph or self._capture(compute, stream)):
+        if stage == 1 and not self._capture(compute, stream, member):
             return compute(self.inputs)
-        self._graph.launch(stream)
+        if member:
+            member.launch(self._graph)
+        else:
+            self._graph.launch(stream)
         return self._found
 
-    def _capture(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> bool:
-        """Capture the launches, and return whether that was possible."""
+    def _capture(self, compute: Callable[[Sequence[Any]], Any], stream: Any, member: Member | None) -> bool:
+        """Capture the launches, and return whether that was possible, for all members."""
+        self._graph = self._found = None
 
         def call() -> None:
             self._found = compute(self.inputs)
@@ -60,11 +75,18 @@ class Pass:
         try:
             with cuda.cupy().cuda.using_allocator(self._passes.pool.malloc):
                 self._graph = cuda.captured(call, stream)
+            if member:
+                member.least()
+                self._group = member.meeting.group
             return True
         except Exception:
-            self._passes.refused, self._found = True, None
+            self._passes.refused, self._graph, self._found = True, None, None
+            if member:
+                member.stop()
         # The error's traceback has kept the arrays of the capture until here.
         self._passes.pool.free_all_blocks()
+        if member:
+            member.begin_again()
         return False
 
 

@@ -2,15 +2,15 @@
 
 Data parallel training: every GPU gets all parameters, each in a thread of its own. NCCL sums each parameter's gradients
 on one GPU, which hands the sum to MXNet or to the update: all GPUs get about equally many bytes, since to copy new
-parameters or gradients out takes long. BatchNorm normalizes each GPU's share by itself, and its running statistics
-become the mean of the GPUs' new ones, as MXNet's Module averages them. When NCCL is called, all GPUs have completed
-their backward passes: one that fails stops the step, and no other waits for it.
+parameters or gradients out takes long. BatchNorm exchanges its sums within the passes, and normalizes with the mean and
+variance of the whole batch, so that results do not depend on the number of GPUs. The threads of a pass wait for each
+other, see ``_meeting``: if a GPU fails, all stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ import numpy as np
 from ece408_op.runtime import nccl
 
 from . import _training
+from ._layers import BatchNorm
+from ._meeting import Meeting, Member, StoppedError
 from ._several_gpus import on_each, shares
 from .engine import Engine
 from .trainer import Addresses, Differentiated, Left, Trainer, leave
@@ -39,6 +41,8 @@ class SeveralTrainers:
 
     def __init__(self, engine: Engine, trainers: Sequence[Trainer], numbers: Sequence[int]) -> None:
         self._engine, self._trainers, self._numbers = engine, trainers, numbers
+        operators = [node.operator for _, node in trainers[0].network.operators]
+        self._exchanges = any(isinstance(one, BatchNorm) and not one.use_global_stats for one in operators)
 
     def forward(
         self,
@@ -52,24 +56,24 @@ class SeveralTrainers:
         """Fill outputs and states as ``Trainer.forward``; the states change when all GPUs have computed.
 
         Raises ProblemError if the network does not compute each image by itself, but for BatchNorm, and DeviceError,
-        with the GPU's number, if one fails.
+        with the GPU's number, if one fails, or if there is no NCCL.
         """
         parts = shares(self._engine, data, len(self._trainers))
-        flat = np.empty((len(parts), sum(array.size for array in states.values())), np.float32)
-        new = [_like(states, own) for own in flat]
+        new = {number: np.empty_like(array) for number, array in states.items()}
         found: dict[int, _Part] = {}
 
-        def work(part: int) -> None:
+        def work(part: int, member: Member | None) -> None:
             gpu, mine = parts[part]
             images, results = [x[mine] for x in data], [y[mine] for y in outputs]
-            own_seed = seed + (gpu << _SEED_SHIFT)
-            passed = self._trainers[gpu].forward(images, parameters, results, new[part], own_seed, pinned)
+            # All GPUs compute the same new states.
+            own_states, own_seed = {} if part else new, seed + (gpu << _SEED_SHIFT)
+            passed = self._trainers[gpu].forward(images, parameters, results, own_states, own_seed, pinned, member)
             found[part] = _Part(gpu, mine, passed)
 
-        on_each(work, [self._numbers[gpu] for gpu, _ in parts])
-        mean = _like(states, sum(flat[1:], flat[0]) / np.float32(len(flat)))
+        with self._locked([gpu for gpu, _ in parts]):
+            self._compute(work, parts)
         for number, array in states.items():
-            array[...] = mean[number]
+            array[...] = new[number]
         return [found[part] for part in range(len(parts))]
 
     def backward(
@@ -92,23 +96,20 @@ class SeveralTrainers:
         owned = _owned({number: array.nbytes for number, array in summed.items()}, len(parts))
         found: dict[int, Differentiated] = {}
 
-        def differentiate(part: int) -> None:
+        def differentiate(part: int, member: Member | None) -> None:
             mine = before[part].images
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
             own = {number: left[number] for number in owned[part] if number in left}
-            given = [array[mine] for array in labels], heads, wanted, own, owned if len(parts) > 1 else (), part
+            given = [array[mine] for array in labels], heads, wanted, own, owned if member else (), member
             found[part] = trainers[part].differentiate(before[part].passed, *given)
 
-        on_each(differentiate, numbers)
-        if summed and len(parts) > 1:
-            with ExitStack() as locks:
-                # In one order, for networks whose lists of GPUs have others.
-                for _, part in sorted((number, part) for part, number in enumerate(numbers)):
-                    locks.enter_context(trainers[part].lock)
+        with self._locked([one.gpu for one in before]):
+            self._compute(differentiate, [(one.gpu, one.images) for one in before])
+            if summed and len(parts) > 1:
                 sums = [(part, total) for part in parts for total in found[part].sums]
                 sources = [found[part].packed for part in parts]
-                nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
+                nccl.group(tuple(numbers)).add(sources, sums, [trainer.gpu.stream for trainer in trainers])
 
         def copy_out(part: int) -> None:
             to = {number: array[before[part].images] for number, array in divided.items()}
@@ -122,6 +123,39 @@ class SeveralTrainers:
             ones.update(trainer.left(before[part].passed, found[part].gradients, found[part].marked))
         leave(ones)
 
+    @contextmanager
+    def _locked(self, gpus: Sequence[int]) -> Iterator[None]:
+        """Keep other calls from the GPUs, if there are several."""
+        with ExitStack() as locks:
+            # In one order, for networks whose lists of GPUs have others.
+            for _, gpu in sorted((self._numbers[gpu], gpu) for gpu in gpus if len(gpus) > 1):
+                locks.enter_context(self._trainers[gpu].gpu.lock)
+            yield
+
+    def _compute(self, work: Callable[[int, Member | None], None], parts: Sequence[tuple[int, slice]]) -> None:
+        """Run work(0, ...), work(1, ...), ..., in a thread for each part, as members of a meeting if they are several.
+
+        The caller has the GPUs' locks.
+        """
+        numbers = [self._numbers[gpu] for gpu, _ in parts]
+        meeting: Meeting | None = None
+        if len(parts) > 1:
+            gpus, images = [self._trainers[gpu].gpu for gpu, _ in parts], [mine.stop - mine.start for _, mine in parts]
+            meeting = Meeting(gpus, images, nccl.group(tuple(numbers)) if self._exchanges else None)
+
+        def attend(part: int) -> None:
+            try:
+                work(part, Member(meeting, part) if meeting else None)
+            except StoppedError:
+                # What has stopped it is the error of another part.
+                pass
+            except BaseException:
+                if meeting:
+                    meeting.fail()
+                raise
+
+        on_each(attend, numbers)
+
 
 def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
     """Return the numbers of the arrays of each part: about equally many bytes."""
@@ -131,15 +165,6 @@ def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
         owned[part].append(number)
         loads[part] += sizes[number]
     return owned
-
-
-def _like(arrays: Mapping[int, np.ndarray], flat: np.ndarray) -> dict[int, np.ndarray]:
-    """Return views of a flat array that have the arrays' shapes."""
-    found, start = {}, 0
-    for number, array in arrays.items():
-        found[number] = flat[start : start + array.size].reshape(array.shape)
-        start += array.size
-    return found
 
 
 def _rows(array: np.ndarray, images: int) -> np.ndarray:

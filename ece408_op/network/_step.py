@@ -6,7 +6,7 @@ All of it is one chunk of the copy pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from ece408_op.runtime.launch import ceil_div
 
 from . import _repeated
 from ._definition import Shape
+from ._meeting import Member, StoppedError
 from ._packing import packing_of
 from ._repeated import Pass, Passes
 from .engine import copying_threads, engines
@@ -45,13 +46,15 @@ def step(
     packs: bool = True,
     meanwhile: Sequence[Callable[[], None]] = (),
     pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+    member: Member | None = None,
 ) -> Result:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
     passes: has the pass of that kind, if a CUDA graph repeats it. there: asked for each large input, returns a CuPy
     array on any GPU that is copied in its place, or None. packs: pack the arrays for the outputs; otherwise ``compute``
     does that, as ``packing_of``. meanwhile: functions to call while the GPU computes, again if there was no room.
-    pinned: as for the pipeline.
+    pinned: as for the pipeline. member: of the GPUs that compute at the same time, whose locks the caller has; if one
+    has no room, all compute again.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     copies = [*map(there, packings[0].large(inputs)), None]
@@ -74,10 +77,12 @@ def step(
             return packings[1].packed(found, room) if packs else found, result
 
         try:
-            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
+            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None, member)
             device.run(given, targets, copies, pinned, meanwhile)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
+            if member:
+                member.least()
         except BaseException:
             gpu.wait()
             raise
@@ -86,19 +91,23 @@ def step(
                 target[...] = found
         return device.result
 
-    with gpu.lock, gpu.device, cuda.reported("training"):
+    with nullcontext() if member else gpu.lock, gpu.device, cuda.reported("training"):
         no_room = cuda.cupy().cuda.memory.OutOfMemoryError
-        with suppress(no_room):
+        try:
             return attempt(passes)
+        except (no_room, StoppedError):
+            if member:
+                member.stop()
         # Here, since the error's traceback has kept the arrays of the first attempt.
         _make_room(gpu, passes)
+        if member:
+            member.begin_again()
         try:
             return attempt(None)
         except no_room as error:
             raise DeviceError(
                 f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
             ) from error
-    raise AssertionError("the last attempt returns or raises")
 
 
 #: Memory on the host, by GPU and use: fresh memory takes longer to fill than to copy.
@@ -129,8 +138,15 @@ def _make_room(gpu: Gpu, passes: Passes | None) -> None:
 class _Device:
     """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
 
-    def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any], one: Pass | None) -> None:
-        self._gpu, self._compute, self._pass, self.staging = gpu, compute, one, gpu.staging
+    def __init__(
+        self,
+        gpu: Gpu,
+        inputs: Sequence[np.ndarray],
+        compute: Callable[..., Any],
+        one: Pass | None,
+        member: Member | None,
+    ) -> None:
+        self._gpu, self._compute, self._pass, self._member, self.staging = gpu, compute, one, member, gpu.staging
         with gpu.stream:
             self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
@@ -167,7 +183,11 @@ class _Device:
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         with self._gpu.device, self._gpu.stream:
             self._gpu.behind(copied)
-            run = self._pass and self._pass.run(self._compute, self._gpu.stream)
+            stage = self._pass.stage if self._pass else 0
+            if self._member:
+                # Either all repeat the pass or none does.
+                stage = self._member.least(stage)
+            run = self._pass.run(self._compute, self._gpu.stream, stage, self._member) if self._pass and stage else None
             self._outputs, self.result = run or self._compute(self._inputs)
             return self._gpu.stream.record()
 

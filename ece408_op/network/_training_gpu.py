@@ -5,6 +5,7 @@ their own methods, with cuBLAS for matrix products and ``training.cu`` for passe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ from ._definition import Shape, Trained
 from ._elementwise import Activation, Arithmetic
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution
+from ._meeting import Member
 from ._passes import Pass, pool
 from ._pooling import Pooling
 from ._training import Operators
@@ -32,6 +34,13 @@ class GpuOperators(Operators):
     def __init__(self, chooser: Chooser) -> None:
         self.arrays: TrainingArrays = TrainingArrays(chooser.device)
         self._chooser = chooser
+        self._member: Member | None = None
+
+    def of(self, member: Member | None) -> GpuOperators:
+        """Return operators that compute one GPU's share of a batch; the launches of all GPUs' have to be the same."""
+        found = copy(self)
+        found._member = member
+        return found
 
     def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
         """Fill the node's output."""
@@ -42,7 +51,7 @@ class GpuOperators(Operators):
             cuda.execute(_pool(operator, inputs[0].shape, out.shape).program, 1, {"x": inputs[0], "y": out}, None)
             return None
         if isinstance(operator, BatchNorm) and not operator.use_global_stats and out.size:
-            return self.arrays.batch_norm(operator, inputs, out)
+            return self.arrays.batch_norm(operator, inputs, out, self._member)
         if isinstance(operator, Arithmetic) and operator.relu and out.size:
             return self.arrays.sum_relu(inputs, out)
         if not isinstance(operator, Convolution) or not out.size:
@@ -74,7 +83,7 @@ class GpuOperators(Operators):
         if isinstance(operator, Pooling):
             return [self.arrays.pool_gradient(operator, given, gradient)]
         if isinstance(operator, BatchNorm) and not operator.use_global_stats and gradient.size:
-            return self.arrays.batch_norm_gradients(operator, given, gradient, wanted[0])
+            return self.arrays.batch_norm_gradients(operator, given, gradient, wanted[0], self._member)
         if not isinstance(operator, Convolution) or not gradient.size:
             return super().gradients(node, given, gradient, wanted)
         x, w = given.inputs[:2]

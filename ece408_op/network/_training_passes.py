@@ -15,6 +15,7 @@ from ece408_op.runtime.launch import Launch, ceil_div
 from ._definition import Shape, Trained
 from ._dense import GpuArrays
 from ._layers import BatchNorm, channels_second
+from ._meeting import Member
 from ._passes import ACTIVATIONS, program
 from ._pooling import Pooling
 from ._updates import Adam, Sgd, Update
@@ -61,18 +62,31 @@ class TrainingArrays(GpuArrays):
             return super().channel_sums(x, y, center)
         sums = self.xp.empty((2, x.shape[1]), np.float64)
         partial = self._partial_sums(x, y, center)
-        cuda.execute(parts_program(x.shape[1], partial.shape[1]), 1, {"partial": partial, "sums": sums}, None)
+        self._sum_parts(partial, sums)
         return sums[0], sums[1]
 
     def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
-        """Return both sums, (2, parts, channels), in parts; relu: the factors of a relu that x is the gradient to."""
+        """Return both sums, (parts, 2, channels), in parts; relu: the factors of a relu that x is the gradient to."""
         n, channels, inner = x.shape
         parts = min(n, ceil_div(_FILLING, channels))
-        partial = self.xp.empty((2, parts, channels), np.float64)
+        partial = self.xp.empty((parts, 2, channels), np.float64)
         one = sums_program(x.shape, parts, self.vector(inner, x, y), _NO_RELU if relu is None else _GRADIENT)
         arrays = {"x": x, "y": y, "center": center, "partial": partial}
         cuda.execute(one, 1, {**arrays, "relu": center if relu is None else relu}, None)
         return partial
+
+    def _sum_parts(self, partial: Any, sums: Any) -> None:
+        parts, _, channels = partial.shape
+        cuda.execute(parts_program(channels, parts), 1, {"partial": partial, "sums": sums}, None)
+
+    def _of_batch(self, partial: Any, count: int, member: Member | None) -> tuple[Any, int]:
+        """Return the sums in parts, and the elements per channel, of the batch that this GPU has a share of."""
+        if member is None:
+            return partial, count
+        sums = self.xp.empty((member.gpus, *partial.shape[1:]), np.float64)
+        self._sum_parts(partial, sums[member.part])
+        member.gather(sums)
+        return sums, member.of_batch(count)
 
     def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
         """Fill out with a x + b (y - c) + d: see ``Arrays``."""
@@ -99,34 +113,48 @@ class TrainingArrays(GpuArrays):
         factors[:2] = 1
         return factors
 
-    def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any) -> Any:
-        """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty."""
+    def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any, member: Member | None = None) -> Any:
+        """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty.
+
+        member: of the GPUs that share the batch. The statistics are those of the whole batch.
+        """
         (x, gamma, beta, *moving), cp = inputs, self.xp
         x, out = (channels_second(array, norm.axis) for array in (x, out))
         channels = x.shape[1]
         partial = self._partial_sums(x, x, cp.zeros(channels, np.float64))
+        partial, count = self._of_batch(partial, x.size // channels, member)
         statistics = cp.empty((2, channels), np.float64)
         factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
         arrays |= {"bias": moving[-1], "statistics": statistics, "factors": factors, "moving": new}
-        cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
+        cuda.execute(norm_programs(norm, channels, len(partial), count)[0], 1, arrays, None)
         self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
         return (*statistics, *new, statistics, factors)
 
-    def batch_norm_gradients(self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool) -> Sequence[Any]:
-        """Return the gradients of ``batch_norm``, to data if wanted."""
+    def batch_norm_gradients(
+        self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool, member: Member | None = None
+    ) -> Sequence[Any]:
+        """Return the gradients of ``batch_norm``, to data if wanted; those to parameters have yet to be summed.
+
+        The gradient to data reads the sums over the whole batch, which are the gradients to gamma and beta: the first
+        GPU returns these, and the others zeros. Otherwise each returns those of its share.
+        """
         (x, gamma, *_), (*_, statistics, kept), cp = given.inputs, given.saved, self.xp
         mode, relu = (_GRADIENT, kept) if norm.relu else (_NO_RELU, None)
         found = cp.empty(x.shape, np.float32) if to_data else None
         x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
         channels = x.shape[1]
+        member = member if to_data else None
         partial = self._partial_sums(dy, x, statistics[0], relu)
+        partial, count = self._of_batch(partial, x.size // channels, member)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients}
         arrays |= {"factors": factors}
-        cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
+        cuda.execute(norm_programs(norm, channels, len(partial), count)[1], 1, arrays, None)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)
+        if member and member.part:
+            gradients.fill(0)
         return [found, *gradients, None, None, *([cp.zeros(channels, np.float32)] if norm.bias else [])]
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
@@ -185,9 +213,12 @@ def parts_program(channels: int, parts: int) -> cuda.Program:
 
 
 @lru_cache(maxsize=1024)
-def norm_programs(norm: BatchNorm, shape: Shape, parts: int) -> tuple[cuda.Program, cuda.Program]:
-    """Return what BatchNorm computes between sums and mixture, forward and backward; partial has the sums in parts."""
-    channels, numbers = shape[1], (np.int32(shape[1]), np.int32(parts), np.float64(prod(shape) // shape[1]))
+def norm_programs(norm: BatchNorm, channels: int, parts: int, count: int) -> tuple[cuda.Program, cuda.Program]:
+    """Return what BatchNorm computes between sums and mixture, forward and backward.
+
+    parts: those of the sums in partial. count: elements per channel.
+    """
+    numbers = np.int32(channels), np.int32(parts), np.float64(count)
     fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
     eps, momentum = np.float64(norm.eps), np.float64(norm.momentum)
     given = ("partial", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")

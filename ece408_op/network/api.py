@@ -55,8 +55,8 @@ def gpu_network(
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
         device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes its share of
-            each batch, and ``op_times`` has a record of each. In training, NCCL sums their gradients on the first one,
-            BatchNorm normalizes each share by itself, and its new statistics are the mean of the GPUs'.
+            each batch, and ``op_times`` has a record of each. In training, NCCL sums their gradients, and BatchNorm
+            uses the statistics of the whole batch: results are those of one GPU, but for rounding.
         for_training: whether the node has gradients.
         gradients: with ``for_training``, where the gradients to parameters are. With "gpu" they stay there for an
             optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them contain NaN.
@@ -72,7 +72,7 @@ def gpu_network(
         ProblemError: an option is unknown, or an array is sparse; or, raised by the first call, several GPUs are to
             share the images of a network that does not compute each image by itself.
         DeviceError: there is no such GPU; raised when the network is bound. In training on several GPUs, there is no
-            NCCL; raised by the first backward pass.
+            NCCL; raised by the first pass that needs it.
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
     graph = graph_of(symbol)

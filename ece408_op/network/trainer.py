@@ -33,6 +33,7 @@ from . import _training
 from ._definition import Shape
 from ._gpu import Chooser
 from ._kept import Held, Kept, Updated, kept_at
+from ._meeting import Member
 from ._network import parse
 from ._packing import packing_of
 from ._repeated import Repeated
@@ -108,12 +109,9 @@ class Trainer:
 
     def __init__(self, text: str, engine: Engine) -> None:
         self.network = _training.fused(parse(text))
-        self._gpu = engine.gpu
+        #: Whoever puts work on its stream has its lock.
+        self.gpu = engine.gpu
         self._operators = GpuOperators(engine.chooser)
-        #: The GPU's stream of all steps.
-        self.stream = engine.gpu.stream
-        #: Whoever puts work on the stream has this lock.
-        self.lock = engine.gpu.lock
         #: The shapes of all values, by those of the data.
         self._shapes: Recent[tuple[Shape, ...], Mapping[int, Shape]] = Recent(64)
         self._repeated = None if _training.is_random(self.network) else Repeated()
@@ -126,31 +124,33 @@ class Trainer:
         states: Mapping[int, np.ndarray],
         seed: int,
         pinned: Sequence[bool],
+        member: Member | None = None,
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Parameters are MXNet's memory. pinned: whether each array of data is. Raises DeviceError if the GPU
-        fails or has no memory.
+        others. Parameters are MXNet's memory. pinned: whether each array of data is. member: of the GPUs that share the
+        batch, as for ``step``. Raises DeviceError if the GPU fails or has no memory.
         """
-        network = self.network
+        network, operators = self.network, self._operators.of(member)
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
             given = dict(zip((*network.data, *network.parameters), arrays))
             shapes = tuple(array.shape for array in data)
             if shapes not in self._shapes:
                 self._shapes[shapes] = network.infer(dict(zip(network.names(network.data), shapes)))
-            found = _training.forward(network, self._operators, given, self._shapes[shapes], seed)
+            found = _training.forward(network, operators, given, self._shapes[shapes], seed)
             new = [found.states.get(number, given[number]) for number in states]
             return [*(found.values[value] for value in network.outputs), *new], found
 
         inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
         flags = [*pinned, *(False for _ in parameters)]
         if self._repeated:
-            with self._gpu.device:
-                passes = self._repeated.take(tuple(array.shape for array in data))
+            with self.gpu.device:
+                passes = self._repeated.take((*(array.shape for array in data), member and member.key))
+        flagged, kind = {INPUT: flags}, tuple(states)
         try:
-            found = step(self._gpu, inputs, results, compute, passes, tuple(states), _kept_as, pinned={INPUT: flags})
+            found = step(self.gpu, inputs, results, compute, passes, kind, _kept_as, pinned=flagged, member=member)
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
@@ -180,7 +180,7 @@ class Trainer:
         inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
         marked: dict[int, Addresses] = {}
         mark = [lambda: marked.update(_marked(left))]
-        found = step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=mark)
+        found = step(self.gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=mark)
         leave(self.left(before, found, marked))
 
     def differentiate(
@@ -191,18 +191,19 @@ class Trainer:
         wanted: Mapping[int, np.ndarray],
         left: Mapping[int, tuple[int, np.ndarray]],
         summed: Sequence[Sequence[int]] = (),
-        part: int = 0,
+        member: Member | None = None,
     ) -> Differentiated:
         """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
 
-        left: those among them that this GPU leaves. summed: the numbers of those that each of several GPUs gets the
-        sums of; this one is number ``part``. Otherwise as ``backward``. All gradients are complete on return.
+        left: those among them that this GPU leaves. summed: the numbers of those that each member gets the sums of.
+        Otherwise as ``backward``. All gradients are complete on return.
         """
+        part = member.part if member else 0
         marked: dict[int, Addresses] = {}
         packings = [packing_of(tuple(wanted[number].shape for number in numbers)) for numbers in summed]
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], Differentiated]:
-            found, xp = self._differentiated(before, arrays, gradients, wanted), self._operators.arrays.xp
+            found, xp = self._differentiated(before, arrays, gradients, wanted, member), self._operators.arrays.xp
             packed: list[Any] = []
             for numbers, packing in zip(summed, packings):
                 flat = xp.zeros(packing.shapes[-1], np.float32)
@@ -215,11 +216,12 @@ class Trainer:
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
         inputs, mark = [*labels, *gradients.values()], [lambda: marked.update(_marked(left))]
-        return step(self._gpu, inputs, [], compute, before.passes, kind, meanwhile=mark)._replace(marked=marked)
+        found = step(self.gpu, inputs, [], compute, before.passes, kind, meanwhile=mark, member=member)
+        return found._replace(marked=marked)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
         """Wait for the GPU, and copy arrays from there."""
-        step(self._gpu, [], targets, lambda _: (list(arrays), None))
+        step(self.gpu, [], targets, lambda _: (list(arrays), None))
 
     def left(
         self, before: _training.Forward, found: Mapping[int, Any], marked: Mapping[int, Addresses]
@@ -227,7 +229,7 @@ class Trainer:
         """Return gradients for ``leave``, whose arrays are marked."""
         # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
         used = before if before.passes else None
-        return {at: Left(self._gpu, self._operators, found[number], used) for number, at in marked.items()}
+        return {at: Left(self.gpu, self._operators, found[number], used) for number, at in marked.items()}
 
     def _differentiated(
         self,
@@ -235,12 +237,13 @@ class Trainer:
         arrays: Sequence[Any],
         gradients: Mapping[int, np.ndarray],
         wanted: Mapping[int, np.ndarray],
+        member: Member | None = None,
     ) -> dict[int, Any]:
         """Return the gradients, C-contiguous; ``arrays``: labels and gradients to the outputs, on the GPU."""
         network, xp = self.network, self._operators.arrays.xp
         given = dict(zip(network.labels, arrays))
         seeds = dict(zip(gradients, arrays[len(network.labels) :]))
-        found = _training.backward(network, self._operators, before, given, seeds, wanted)
+        found = _training.backward(network, self._operators.of(member), before, given, seeds, wanted)
         return {
             number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
             for number, array in wanted.items()

@@ -37,7 +37,7 @@ __device__ __forceinline__ float passed(float x, float y, const float *relu, int
     return RELU != 2 || fmaf(relu[channel], y, relu[3 * channels + channel]) > 0.f ? x : 0.f;
 }
 
-// partial (2, parts, channels): block (channel, part) sums x, and x (y - center), over every parts-th n.
+// partial (parts, 2, channels): block (channel, part) sums x, and x (y - center), over every parts-th n.
 extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const Elements *__restrict__ y,
                                         const double *center, const float *relu, double *partial, int n,
                                         int channels, int inner, int parts) {
@@ -62,7 +62,7 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
             for (int s = 0; s < 2; s++) sums[s][threadIdx.x] += sums[s][threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x < 2) partial[((size_t)threadIdx.x * parts + part) * channels + channel] = sums[threadIdx.x][0];
+    if (threadIdx.x < 2) partial[((size_t)part * 2 + threadIdx.x) * channels + channel] = sums[threadIdx.x][0];
 }
 #endif
 
@@ -70,22 +70,22 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
 extern "C" __global__ void sum_parts(const double *partial, double *sums, int channels, int parts) {
     for (int i = first_element(); i < 2 * channels; i += grid_stride()) {
         double sum = 0;
-        for (int part = 0; part < parts; part++)
-            sum += partial[((size_t)(i / channels) * parts + part) * channels + i % channels];
+        for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + i];
         sums[i] = sum;
     }
 }
 
 #ifdef FIXED
-// The sums of one of partial's two halves (parts, channels) over the parts.
+// The sum over the parts of one of partial's two sums (parts, 2, channels).
 __device__ __forceinline__ double total(const double *partial, int channels, int parts, int channel) {
     double sum = 0;
-    for (int part = 0; part < parts; part++) sum += partial[(size_t)part * channels + channel];
+    for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + channel];
     return sum;
 }
 
 // From the sums of x and x^2 in partial: mean and variance of count elements in statistics, the factors of
-// channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance.
+// channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance. Where several
+// GPUs share a batch, partial has a part for each.
 extern "C" __global__ void norm_factors(const double *partial, const float *gamma, const float *beta,
                                         const float *old_mean, const float *old_variance, const float *bias,
                                         double *statistics, float *factors, float *moving, int channels,
@@ -94,7 +94,7 @@ extern "C" __global__ void norm_factors(const double *partial, const float *gamm
     if (i >= channels) return;
     const double mean = total(partial, channels, parts, i) / count;
     // In float64 the difference of squares is exact enough: float32 values have 24 bits.
-    double variance = total(partial + (size_t)parts * channels, channels, parts, i) / count - mean * mean;
+    double variance = total(partial + channels, channels, parts, i) / count - mean * mean;
     if (variance < 0) variance = 0;
     const double scale = (FIXED ? 1. : gamma[i]) / sqrt(variance + eps);
     statistics[i] = mean;
@@ -114,7 +114,7 @@ extern "C" __global__ void norm_gradient_factors(const double *partial, const do
     const int i = first_element();
     if (i >= channels) return;
     const double sums = total(partial, channels, parts, i);
-    const double products = total(partial + (size_t)parts * channels, channels, parts, i);
+    const double products = total(partial + channels, channels, parts, i);
     const double inverse = 1 / sqrt(statistics[channels + i] + eps);
     const double scale = FIXED ? inverse : inverse * gamma[i];
     gradients[i] = FIXED ? 0 : products * inverse;

@@ -1,4 +1,4 @@
-"""Sums of arrays on several GPUs of this host by NCCL, in one process.
+"""Sums and exchange of arrays on several GPUs of this host by NCCL, in one process.
 
 The library is the system's, or that of the wheels nvidia-nccl-cu12 and -cu13, by its C interface (NCCL's user guide,
 API reference).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -18,19 +18,21 @@ from ece408_op.errors import DeviceError
 
 from . import cuda
 from .shared_libraries import load_libraries
-from .thread_pool import share
 
 _NAME = "libnccl.so.2"
-#: NCCL's numbers: the type float32, and the sum.
-_FLOAT, _SUM = 7, 0
+#: NCCL's numbers: the types float32 and float64, and the sum.
+_FLOAT, _DOUBLE, _SUM = 7, 8, 0
 #: Seconds between two questions whether the sums are complete, and CUDA's answer that they are not (cudaErrorNotReady).
 _POLL, _NOT_READY = 1e-4, 600
+#: The seconds that ``abort`` waits.
+_ABORT = 1
 
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _ARGUMENTS: dict[str, list[Any]] = {
     "ncclCommInitAll": [_POINTER, _INT, _POINTER],
     "ncclGroupStart": [],
     "ncclGroupEnd": [],
+    "ncclAllGather": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _POINTER, _POINTER],
     "ncclReduce": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _INT, _INT, _POINTER, _POINTER],
     "ncclCommAbort": [_POINTER],
 }
@@ -42,6 +44,8 @@ class Group:
     def __init__(self, numbers: Sequence[int]) -> None:
         self._lock, self._numbers = threading.Lock(), tuple(numbers)
         self._members = (_POINTER * len(numbers))()
+        #: Whether it can do nothing more, nor can CUDA graphs that have captured what it queued.
+        self.aborted = False
         _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
 
     def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
@@ -52,40 +56,75 @@ class Group:
         ``group`` makes a new group.
         """
         try:
-            with self._lock:
-                self._queue(sources, sums, streams)
+            self._queue(
+                ("ncclReduce", array.data.ptr, total.data.ptr, array.size, _FLOAT, _SUM, root, member, stream.ptr)
+                for member, arrays, stream in zip(self._members, sources, streams)
+                for array, (root, total) in zip(arrays, sums)
+            )
             _wait(streams)
         except DeviceError:
-            self._abort()
+            self.abort()
             for stream in streams:
                 with suppress(DeviceError):
                     cuda.wait("NCCL", stream)
             raise
 
-    def _abort(self) -> None:
-        """End the members' kernels: each would wait for the arrays of all others."""
+    def gather(self, arrays: Sequence[Any], streams: Sequence[Any]) -> None:
+        """Queue the exchange of rows: each member has filled the row of its number, and gets the others'.
+
+        arrays: each member's, (members, ...), CuPy's C-contiguous float64. The members' streams may be captured, all of
+        them. Raises DeviceError if NCCL fails; then some streams may wait for others until ``abort``.
+        """
+        count = arrays[0].size // len(arrays)
+        self._queue(
+            ("ncclAllGather", row, array.data.ptr, count, _DOUBLE, member, stream.ptr)
+            for member, array, row, stream in zip(self._members, arrays, _rows(arrays), streams)
+        )
+
+    def abort(self) -> None:
+        """End the members' kernels, each of which would wait for all others; ``group`` makes a new group.
+
+        Any thread may call it, while others wait for streams. NCCL frees the memory when all CUDA graphs are gone that
+        have captured what the group queued.
+        """
+        with self._lock:
+            if self.aborted:
+                return
+            self.aborted = True
         _forget(self._numbers, self)
 
         def abort(member: int) -> None:
             with suppress(DeviceError):
                 _call("ncclCommAbort", self._members[member])
 
-        # A thread for each: NCCL may wait until all members are aborted.
-        share(abort, len(self._members), len(self._members))
+        # A thread for each: NCCL may wait until all members are aborted, and for the graphs.
+        threads = [threading.Thread(target=abort, args=(n,), daemon=True) for n in range(len(self._members))]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + _ABORT
+        for thread in threads:
+            thread.join(max(0, end - time.monotonic()))
 
-    def _queue(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
-        _call("ncclGroupStart")
-        try:
-            for member, arrays, stream in zip(self._members, sources, streams):
-                for array, (root, total) in zip(arrays, sums):
-                    addresses = array.data.ptr, total.data.ptr
-                    _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, root, member, stream.ptr)
-        except DeviceError:
-            # It fails too, with a less precise reason.
-            with suppress(DeviceError):
-                _call("ncclGroupEnd")
-            raise
-        _call("ncclGroupEnd")
+    def _queue(self, calls: Iterable[tuple[Any, ...]]) -> None:
+        """Call NCCL's functions, each with its name in front of the arguments, as one group."""
+        with self._lock:
+            if self.aborted:
+                raise DeviceError("NCCL: expected its group of GPUs, got one that is aborted")
+            _call("ncclGroupStart")
+            try:
+                for call in calls:
+                    _call(*call)
+            except DeviceError:
+                # It fails too, with a less precise reason.
+                with suppress(DeviceError):
+                    _call("ncclGroupEnd")
+                raise
+            _call("ncclGroupEnd")
+
+
+def _rows(arrays: Sequence[Any]) -> list[int]:
+    """Return the address of each array's row of its number."""
+    return [array.data.ptr + array.nbytes // len(arrays) * number for number, array in enumerate(arrays)]
 
 
 def _wait(streams: Sequence[Any]) -> None:

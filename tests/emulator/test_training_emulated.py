@@ -118,6 +118,69 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
+class Shares:
+    """What two GPUs exchange: ``part`` computes here, after the sums of the other's share are known."""
+
+    gpus = 2
+
+    def __init__(self, part, images, others):
+        self.part, self._images, self._others = part, images, iter(others)
+
+    def of_batch(self, count):
+        return count // self._images[self.part] * sum(self._images)
+
+    def gather(self, sums):
+        sums[1 - self.part] = next(self._others)
+
+
+@pytest.mark.parametrize(("fixed", "relu"), [(False, True), (True, False)])
+def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkeypatch):
+    """Five images of odd sizes, two of them on one GPU; all is that of the five images in float64."""
+
+    def emulated(program, batch, arrays, stream):
+        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
+
+    monkeypatch.setattr(passes.cuda, "execute", emulated)
+    norm = replace(BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed), relu=relu)
+    x, dy, *vectors, variances = random((5, 7, 3, 5), (5, 7, 3, 5), *[(7,)] * 4)
+    x, vectors = x + np.float32(3), [*vectors, np.abs(variances)]
+    axes, shares = (0, 2, 3), (slice(0, 2), slice(2, 5))
+
+    def along(vector):
+        return vector.reshape(1, -1, 1, 1)
+
+    exact = x.astype(np.float64)
+    mean, variance = exact.mean(axes), exact.var(axes)
+    inverse, gamma = 1 / np.sqrt(variance + 0.01), np.ones(7) if fixed else vectors[0].astype(np.float64)
+    normal = (exact - along(mean)) * along(inverse)
+    y = normal * along(gamma) + along(vectors[1])
+    passed = dy.astype(np.float64) * (y > 0 if relu else 1)
+    dgamma, dbeta = (passed * normal).sum(axes), passed.sum(axes)
+    dx = along(gamma * inverse) * (passed - (along(dbeta) + normal * along(dgamma)) / (5 * 3 * 5))
+    moving = [0.8 * old.astype(np.float64) + 0.2 * new for old, new in zip(vectors[2:], (mean, variance))]
+
+    def sums(mine):
+        """What a GPU sends in the forward pass, and in the backward pass."""
+        a, b = exact[mine], passed[mine]
+        return [(a.sum(axes), (a * a).sum(axes)), (b.sum(axes), (b * (a - along(mean))).sum(axes))]
+
+    totals = np.zeros((2, 7))
+    for part, mine in enumerate(shares):
+        member, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
+        inputs, arrays = (x[mine], *vectors), EmulatedArrays(0)
+        saved = arrays.batch_norm(norm, inputs, out, member)
+        to_data, *others = arrays.batch_norm_gradients(norm, Trained(inputs, out, saved), dy[mine], True, member)
+        # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
+        scale = np.abs(gamma * inverse).max()
+        assert np.abs(out - (np.maximum(y, 0) if relu else y)[mine]).max() <= 4 * EPS32 * scale * np.abs(x).max()
+        for got, wanted in zip(saved, (mean, variance, *moving)):
+            assert (np.abs(got - wanted) <= EPS32 * np.abs(wanted) + 1e-12).all()
+        assert np.abs(to_data - dx[mine]).max() <= 4 * EPS32 * scale * np.abs(dy).max() * 4
+        totals += others[:2]
+    assert (np.abs(totals[0] - (0 if fixed else dgamma)) <= EPS32 * np.abs(dgamma) + 1e-12).all()
+    assert (np.abs(totals[1] - dbeta) <= EPS32 * np.abs(dbeta) + 1e-12).all()
+
+
 def test_gradients_of_activations(programs):
     steps, cases = [], []
     for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):

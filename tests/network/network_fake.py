@@ -18,10 +18,11 @@ from unittest import mock
 import numpy as np
 
 from ece408_op.network import _dense, engine, trainer
-from ece408_op.network._definition import Arrays
+from ece408_op.network._definition import Arrays, Trained
 from ece408_op.network._elementwise import Activation, Arithmetic
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
+from ece408_op.network._meeting import Member
 from ece408_op.network._pooling import Pooling
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
@@ -137,12 +138,6 @@ def fake_cupy():
     )
 
 
-class Hold:
-    @contextmanager
-    def held(self, stream, array):
-        yield
-
-
 class Gpu:
     """What host_context has for a GPU."""
 
@@ -163,7 +158,8 @@ class Gpu:
 
     def __init__(self, threads=4, number=-1):
         self.cuda, self.device, self.stream, self.pinned_in = fake_cupy().cuda, Device(number), Stream(), Stream()
-        self.lock, self.threads, self.hold, self.staging = threading.Lock(), threads, Hold(), SimpleQueue()
+        self.lock, self.threads, self.staging = threading.Lock(), threads, SimpleQueue()
+        self.hold = SimpleNamespace(held=lambda stream, array: nullcontext())
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
@@ -304,13 +300,35 @@ class Operators(trainer.GpuOperators):
         with np.errstate(all="ignore"):
             if isinstance(node.operator, LAUNCHED):
                 super().train(node, inputs, out, seed)
-            return node.operator.train(self.numpy, inputs, out, seed)
+            if not self._exchanges(node):
+                return node.operator.train(self.numpy, inputs, out, seed)
+            x, mine = self._of_batch(inputs[0])
+            whole = np.empty(x.shape, np.float32)
+            saved = node.operator.train(self.numpy, [x, *inputs[1:]], whole, seed)
+            out[...] = whole[mine]
+            return saved
 
     def gradients(self, node, given, gradient, wanted):
         with np.errstate(all="ignore"):
             if isinstance(node.operator, LAUNCHED):
                 super().gradients(node, given, gradient, wanted)
-            return node.operator.gradients(self.numpy, given, gradient, wanted)
+            if not (self._exchanges(node) and wanted[0]):
+                return node.operator.gradients(self.numpy, given, gradient, wanted)
+            (x, _), (y, _), (dy, mine) = map(self._of_batch, (given.inputs[0], given.out, gradient))
+            given = Trained([x, *given.inputs[1:]], y, given.saved)
+            to_data, *others = node.operator.gradients(self.numpy, given, dy, wanted)
+            if self._member.part:
+                others = [None if one is None else np.zeros_like(one) for one in others]
+            return [to_data[mine], *others]
+
+    def _exchanges(self, node):
+        return self._member and isinstance(node.operator, BatchNorm) and not node.operator.use_global_stats
+
+    def _of_batch(self, array):
+        """Return the whole batch's array, and the images of this GPU's share."""
+        before = sum(self._member.meeting.images[: self._member.part])
+        mine = slice(before, before + len(array))
+        return self._member._meet(array, np.concatenate).view(Array), mine
 
     def update(self, rule, updates):
         super().update(rule, updates)
@@ -321,10 +339,27 @@ class Operators(trainer.GpuOperators):
 class Group:
     """NCCL on NumPy's arrays."""
 
+    aborted = False
+
+    def abort(self):
+        self.aborted = True
+
+    def gather(self, arrays, streams):
+        assert len(arrays) == len(streams) > 1
+        whole = np.stack([array[part] for part, array in enumerate(arrays)])
+        for array in arrays:
+            array[...] = whole
+
     def add(self, sources, sums, streams):
         assert len(sources) == len(streams) > 1
         for number, (_, total) in enumerate(sums):
             total[...] = sum(arrays[number] for arrays in sources)
+
+
+def launched(self, graph):
+    """Launch the graphs of all members at the same time: each is a call, whose meetings are those of its capture."""
+    self.least()
+    graph.launch(self.meeting.gpus[self.part].stream)
 
 
 @contextmanager
@@ -349,6 +384,7 @@ def installed():
         stack.enter_context(mock.patch.multiple(cuda, **patched))
         stack.enter_context(mock.patch.object(host_context, "gpu", made))
         stack.enter_context(mock.patch.object(nccl, "group", lambda numbers: Group()))
+        stack.enter_context(mock.patch.object(Member, "launch", launched))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
         stack.enter_context(mock.patch.dict(sys.modules, modules))

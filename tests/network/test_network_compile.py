@@ -47,7 +47,7 @@ TRAINING = [
     _training_passes.sums_program((10, 64, 196), 4, 4),
     _training_passes.sums_program((1 << 20, 64, 49), 4, 1),
     _training_passes.parts_program(64, 4),
-    *_training_passes.norm_programs(BatchNorm("BatchNorm", bias=True), (10, 64, 196), 4),
+    *_training_passes.norm_programs(BatchNorm("BatchNorm", bias=True), 64, 4, 1960),
     *(_training_passes.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_passes.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
     *(_training_passes.update_program(rule, 3) for rule in (Sgd(), Adam())),

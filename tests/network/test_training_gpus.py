@@ -6,12 +6,14 @@ import threading
 
 import numpy as np
 import pytest
-from network_case import mx, require_gpus
-from network_fake import Group
+from network_case import mx, require_gpus, values
+from network_fake import Group, OutOfMemoryError
 from test_training import S, assert_close, bound, data, images, ndarrays, small
 
 import ece408_op
 from ece408_op.errors import DeviceError, GraphError, ProblemError
+from ece408_op.network import _meeting
+from ece408_op.network._training_passes import TrainingArrays
 from ece408_op.network.trainer import Trainer
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda, nccl
@@ -119,18 +121,149 @@ def test_the_passes_of_each_gpu_are_repeated(monkeypatch):
     assert len(captured) == 4
 
 
-def test_batch_norm_is_that_of_mxnets_module_on_several_devices():
-    """Each share is normalized by itself, and the running statistics are averaged."""
-    symbol = small()
+def normalized():
+    """A network whose BatchNorms have all that they may have; one is used twice, and one reads the data."""
+    x = S.BatchNorm(data, fix_gamma=True, eps=0.01, name="of_data")
+    x = S.Convolution(x, kernel=(3, 3), num_filter=5, pad=(1, 0), name="with_bias")
+    x = S.relu(S.BatchNorm(x, fix_gamma=False, momentum=0.7, name="taking_bias"))
+    shared = {name: S.Variable(f"shared_{name}") for name in ("gamma", "beta", "moving_mean", "moving_var")}
+    for number in range(2):
+        x = S.BatchNorm(S.tanh(x), **shared, fix_gamma=False, momentum=0.6, name=f"use{number}")
+    x = x + S.BatchNorm(x, axis=2, fix_gamma=False, name="of_rows")
+    x = S.BatchNorm(x, use_global_stats=True, fix_gamma=False, name="stored")
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=10, name="last"), name="softmax")
+
+
+def odd(symbol, batch, seed=0):
+    args, aux = values(symbol, {"data": (batch, 3, 7, 5)}, seed)
+    return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
+
+
+def results(executor, shared=True):
+    """Return what a step has computed, by name: MXNet's uses of one layer change its states in another order."""
+    found = {f"gradient to {n}": g for n, g in executor.grad_dict.items() if g is not None}
+    found |= {name: state for name, state in executor.aux_dict.items() if shared or not name.startswith("shared")}
+    return {**found, "outputs": executor.outputs[0]}
+
+
+@pytest.mark.parametrize(
+    "request_", ["write", {"data": "null"}, {"of_data_gamma": "null", "shared_beta": "add"}], ids=str
+)
+@pytest.mark.parametrize(("numbers", "batch"), [([0, 1], 7), ([1, 0], 6), ([0, 1], 3), ([0, 1], 1)])
+def test_batch_norm_is_that_of_the_whole_batch(numbers, batch, request_):
+    """Outputs, gradients and running statistics, against MXNet's and one GPU's; the passes are repeated."""
+    symbol = normalized()
+    args, aux = odd(symbol, batch)
+    nodes = [on_gpus(symbol, args, aux, each) for each in (numbers, numbers[:1])]
+    ours, one, theirs = executors = [bound(each, args, aux, request_) for each in (*nodes, symbol)]
+    for step in range(4):
+        args, _ = odd(symbol, batch, step)
+        for executor in executors:
+            executor.copy_params_from(ndarrays(args))
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(results(ours), results(one))
+        assert_close(results(ours, False), results(theirs, False))
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "gpu"}], ids=["cpu", "gpu"])
+def test_training_with_batch_norm_is_that_of_one_gpu(options):
+    symbol, rule = small(), "gpusgd" if options else "sgd"
     args, aux = images(symbol)
-    contexts, words = [mx.cpu(0), mx.cpu(1)], {**WORDS, "momentum": 0.0}
-    theirs = fitted(symbol, args, aux, contexts, "sgd", words, (6, 6, 6))
-    ours = fitted(on_gpus(symbol, args, aux, [0, 1]), args, aux, mx.cpu(), "sgd", words, (6, 6, 6))
-    for got, expected in zip(ours, theirs):
-        assert_close(got, expected, 20_000)
-    one = fitted(symbol, args, aux, mx.cpu(), "sgd", words, (6, 6, 6))
-    with pytest.raises(AssertionError):
-        assert_close(ours[1], one[1], 20_000)
+    found = [
+        fitted(on_gpus(symbol, args, aux, numbers, **options), args, aux, mx.cpu(), rule, WORDS, (7, 7, 7, 3, 6, 6, 6))
+        for numbers in ([0, 1], [0])
+    ]
+    for ours, one in zip(*found):
+        assert_close(ours, one, 20_000)
+
+
+def failing(monkeypatch, error, most):
+    """Have the second of two GPUs fail at its second BatchNorm, ``most`` times at most; returns its failures."""
+    failures, calls, original = [], [], TrainingArrays.batch_norm
+
+    def fails(self, *given):
+        if given[-1] and given[-1].part == 1:
+            calls.append(given)
+            if len(calls) % 2 == 0 and len(failures) < most:
+                failures.append(given)
+                raise error
+        return original(self, *given)
+
+    monkeypatch.setattr(TrainingArrays, "batch_norm", fails)
+    return failures
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=["first step", "capture"])
+def test_a_gpu_without_room_within_a_pass_has_all_compute_again(when, monkeypatch):
+    symbol = normalized()
+    args, aux = odd(symbol, 5)
+    ours, one = executors = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [0])]
+    no_room = cuda.cupy().cuda.memory.OutOfMemoryError
+    for step in range(4):
+        with monkeypatch.context() as patch:
+            failures = failing(patch, no_room() if no_room is OutOfMemoryError else no_room(1, 2), step == when)
+            for executor in executors:
+                executor.forward(is_train=True)
+                executor.backward()
+            assert_close(results(ours), results(one))
+            assert len(failures) == (step == when)
+
+
+def test_a_pass_that_one_gpu_cannot_capture_is_repeated_by_none(monkeypatch):
+    symbol, tried, original = normalized(), [], cuda.captured
+
+    def captured(*given):
+        tried.append(given)
+        if len(tried) == 2:
+            raise DeviceError("cannot be captured")
+        return original(*given)
+
+    monkeypatch.setattr(cuda, "captured", captured)
+    args, aux = odd(symbol, 5)
+    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
+    for _ in range(4):
+        for executor in executors:
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(results(ours, False), results(theirs, False))
+    assert len(tried) == 2
+
+
+def test_a_gpu_that_fails_within_a_pass_ends_the_step(monkeypatch):
+    """Nobody waits for it, nothing changes, and the next step is right."""
+    symbol = normalized()
+    args, aux = odd(symbol, 5)
+    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
+    for _ in range(2):
+        before = [array.asnumpy().tobytes() for array in ours.aux_dict.values()]
+        with monkeypatch.context() as patch:
+            failures = failing(patch, DeviceError("out of order"), 99)
+            with pytest.raises(DeviceError, match="GPU 1: out of order"):
+                ours.forward(is_train=True)
+                mx.nd.waitall()
+            assert failures
+        assert [array.asnumpy().tobytes() for array in ours.aux_dict.values()] == before
+        for executor in executors:
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(results(ours, False), results(theirs, False))
+
+
+def test_two_networks_train_at_the_same_time(monkeypatch):
+    """Their threads take the GPUs' locks in one order."""
+    monkeypatch.setattr(_meeting, "_SECONDS", 20)
+    symbol = normalized()
+    args, aux = odd(symbol, 6)
+    pair = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [1, 0])]
+    theirs = bound(symbol, args, aux)
+    for _ in range(5):
+        for executor in (*pair, theirs):
+            executor.forward(is_train=True)
+        for executor in (*pair, theirs):
+            executor.backward()
+    for executor in pair:
+        assert_close(results(executor, False), results(theirs, False), 20_000)
 
 
 def test_the_gpus_draw_different_random_numbers():
@@ -205,13 +338,13 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
     executor.backward()
     mx.nd.waitall()
 
-    def values():
+    def contents():
         return [array.asnumpy().tobytes() for one in (executor.arg_dict, executor.aux_dict) for array in one.values()]
 
-    before, work, second = values(), getattr(Trainer, fails), host_context.gpu(1).stream
+    before, work, second = contents(), getattr(Trainer, fails), host_context.gpu(1).stream
 
     def fails_there(self, *given):
-        if self.stream is second:
+        if self.gpu.stream is second:
             raise DeviceError("out of order")
         return work(self, *given)
 
@@ -220,11 +353,11 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
         if fails != "forward":
             executor.forward(is_train=True)
             executor.outputs[0].wait_to_read()
-            before = values()
+            before = contents()
         with pytest.raises(DeviceError, match="GPU 1: out of order"):
             executor.forward(is_train=True) if fails == "forward" else executor.backward()
             mx.nd.waitall()
-    assert values() == before
+    assert contents() == before
     executor.forward(is_train=True)
     executor.backward()
     assert np.isfinite(executor.grad_dict["first_weight"].asnumpy()).all()

@@ -115,6 +115,6 @@ def test_a_capture_that_failed_is_gone_before_its_memory_is_freed(monkeypatch):
 
     passes.pool = SimpleNamespace(malloc=None, free_all_blocks=free_all_blocks)
     monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
-    assert passes.of("forward", [(2,)]).run(compute, Stream())[1] == "found"
+    assert passes.of("forward", [(2,)]).run(compute, Stream(), 1, None)[1] == "found"
     assert left == [[False]]
     assert passes.refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,8 +88,8 @@ def streams(monkeypatch):
     return made
 
 
-def array(address, count):
-    return SimpleNamespace(data=SimpleNamespace(ptr=address), size=count)
+def array(address, count, item=4):
+    return SimpleNamespace(data=SimpleNamespace(ptr=address), size=count, nbytes=item * count)
 
 
 def test_each_array_is_summed_on_one_gpu(fresh, streams):
@@ -111,6 +112,34 @@ def test_each_array_is_summed_on_one_gpu(fresh, streams):
         (30, 50, 5, 7, 0, 0, 1),
         (40, 60, 7, 7, 0, 1, 1),
     ]
+
+
+def test_rows_are_exchanged(fresh):
+    library = Library()
+    group = fresh(library).group((3, 1))
+    library.calls.clear()
+    group.gather([array(1000, 10, 8), array(2000, 10, 8)], [SimpleNamespace(ptr=7), SimpleNamespace(ptr=9)])
+    names, arguments = zip(*library.calls)
+    assert names == ("ncclGroupStart", *["ncclAllGather"] * 2, "ncclGroupEnd")
+    assert [(*given[:4], given[5]) for given in arguments[1:-1]] == [(1000, 1000, 5, 8, 7), (2040, 2000, 5, 8, 9)]
+
+
+def test_a_group_that_was_aborted_queues_nothing(fresh, monkeypatch):
+    """The abort does not wait for NCCL, which may wait for a CUDA graph."""
+    library, held = Library(), threading.Event()
+    module = fresh(library)
+    monkeypatch.setattr(module, "_ABORT", 0)
+    group, call = module.group((0, 1)), module._call
+    monkeypatch.setattr(module, "_call", lambda name, *given: held.wait(20) if "Abort" in name else call(name, *given))
+    for _ in range(2):
+        group.abort()
+    assert group.aborted
+    assert module.group((0, 1)) is not group
+    library.calls.clear()
+    with pytest.raises(DeviceError, match="NCCL: expected its group of GPUs, got one that is aborted"):
+        group.gather([array(10, 4, 8)] * 2, [SimpleNamespace(ptr=7)] * 2)
+    assert library.calls == []
+    held.set()
 
 
 def test_a_group_stays(fresh):
@@ -182,6 +211,80 @@ def test_sums_on_two_gpus():
     nccl.group((0, 1)).add(sources, sums, streams)
     for first, second, (_, total) in zip(*host, sums):
         np.testing.assert_array_equal(total.get(), first + second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True])
+def test_rows_on_two_gpus(captured):
+    """Twice as large as the rows of the widest layers; a graph exchanges what its arrays have at its launch."""
+    cupy = require_gpu()
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs several GPUs: 2")
+    streams, arrays, count = [], [], 8191
+    for gpu in range(2):
+        with cupy.cuda.Device(gpu):
+            streams.append(cupy.cuda.Stream(non_blocking=True))
+            arrays.append(cupy.full((2, count), np.nan, np.float64))
+            cupy.cuda.Device(gpu).synchronize()
+    group, launches = nccl.group((0, 1)), []
+    group.gather(arrays, streams)
+    if captured:
+        for stream in streams:
+            stream.begin_capture()
+        group.gather(arrays, streams)
+        launches = [stream.end_capture() for stream in streams]
+    rows = np.random.default_rng(3).random((2, count))
+    for gpu in range(2):
+        with cupy.cuda.Device(gpu), streams[gpu]:
+            arrays[gpu][...] = np.nan
+            arrays[gpu][gpu].set(rows[gpu])
+    for gpu, graph in enumerate(launches):
+        with cupy.cuda.Device(gpu):
+            graph.launch(streams[gpu])
+    if not captured:
+        group.gather(arrays, streams)
+    for stream, one in zip(streams, arrays):
+        stream.synchronize()
+        np.testing.assert_array_equal(one.get(), rows)
+
+
+@pytest.mark.gpu
+def test_an_abort_ends_a_graph_that_waits():
+    """One of two captured exchanges is launched; a new group works, and the old graphs do not keep it from that."""
+    cupy = require_gpu()
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs several GPUs: 2")
+    assert printed("-c", _ABORTING) == "ended\n[1.0, 2.0] [1.0, 2.0]\n"
+
+
+_ABORTING = """
+import cupy, os, time
+from ece408_op.runtime import nccl
+arrays, streams = [], []
+for number in range(2):
+    with cupy.cuda.Device(number):
+        streams.append(cupy.cuda.Stream(non_blocking=True))
+        arrays.append(cupy.full((2, 1), number + 1.0))
+        cupy.cuda.Device(number).synchronize()
+group = nccl.group((0, 1))
+group.gather(arrays, streams)
+for stream in streams:
+    stream.begin_capture()
+group.gather(arrays, streams)
+graphs = [stream.end_capture() for stream in streams]
+with cupy.cuda.Device(0):
+    graphs[0].launch(streams[0])
+time.sleep(0.5)
+assert cupy.cuda.runtime.streamQuery(streams[0].ptr) == 600
+group.abort()
+streams[0].synchronize()
+print("ended", flush=True)
+nccl.group((0, 1)).gather(arrays, streams)
+for stream in streams:
+    stream.synchronize()
+print(*[one.get()[:, 0].tolist() for one in arrays], flush=True)
+os._exit(0)
+"""
 
 
 @pytest.mark.gpu
