@@ -7,14 +7,12 @@ import threading
 import numpy as np
 import pytest
 from network_case import mx, require_gpus, values
-from network_fake import Group, OutOfMemoryError
+from network_fake import Group
 from test_training import S, assert_close, bound, data, images, ndarrays, small
 
 import ece408_op
-from ece408_op.errors import DeviceError, GraphError, ProblemError
+from ece408_op.errors import GraphError, ProblemError
 from ece408_op.network import _meeting
-from ece408_op.network._training_passes import TrainingArrays
-from ece408_op.network.trainer import Trainer
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda, nccl
 
@@ -178,78 +176,6 @@ def test_training_with_batch_norm_is_that_of_one_gpu(options):
         assert_close(ours, one, 20_000)
 
 
-def failing(monkeypatch, error, most):
-    """Have the second of two GPUs fail at its second BatchNorm, ``most`` times at most; returns its failures."""
-    failures, calls, original = [], [], TrainingArrays.batch_norm
-
-    def fails(self, *given):
-        if given[-1] and given[-1].part == 1:
-            calls.append(given)
-            if len(calls) % 2 == 0 and len(failures) < most:
-                failures.append(given)
-                raise error
-        return original(self, *given)
-
-    monkeypatch.setattr(TrainingArrays, "batch_norm", fails)
-    return failures
-
-
-@pytest.mark.parametrize("when", [0, 1], ids=["first step", "capture"])
-def test_a_gpu_without_room_within_a_pass_has_all_compute_again(when, monkeypatch):
-    symbol = normalized()
-    args, aux = odd(symbol, 5)
-    ours, one = executors = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [0])]
-    no_room = cuda.cupy().cuda.memory.OutOfMemoryError
-    for step in range(4):
-        with monkeypatch.context() as patch:
-            failures = failing(patch, no_room() if no_room is OutOfMemoryError else no_room(1, 2), step == when)
-            for executor in executors:
-                executor.forward(is_train=True)
-                executor.backward()
-            assert_close(results(ours), results(one))
-            assert len(failures) == (step == when)
-
-
-def test_a_pass_that_one_gpu_cannot_capture_is_repeated_by_none(monkeypatch):
-    symbol, tried, original = normalized(), [], cuda.captured
-
-    def captured(*given):
-        tried.append(given)
-        if len(tried) == 2:
-            raise DeviceError("cannot be captured")
-        return original(*given)
-
-    monkeypatch.setattr(cuda, "captured", captured)
-    args, aux = odd(symbol, 5)
-    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
-    for _ in range(4):
-        for executor in executors:
-            executor.forward(is_train=True)
-            executor.backward()
-        assert_close(results(ours, False), results(theirs, False))
-    assert len(tried) == 2
-
-
-def test_a_gpu_that_fails_within_a_pass_ends_the_step(monkeypatch):
-    """Nobody waits for it, nothing changes, and the next step is right."""
-    symbol = normalized()
-    args, aux = odd(symbol, 5)
-    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
-    for _ in range(2):
-        before = [array.asnumpy().tobytes() for array in ours.aux_dict.values()]
-        with monkeypatch.context() as patch:
-            failures = failing(patch, DeviceError("out of order"), 99)
-            with pytest.raises(DeviceError, match="GPU 1: out of order"):
-                ours.forward(is_train=True)
-                mx.nd.waitall()
-            assert failures
-        assert [array.asnumpy().tobytes() for array in ours.aux_dict.values()] == before
-        for executor in executors:
-            executor.forward(is_train=True)
-            executor.backward()
-        assert_close(results(ours, False), results(theirs, False))
-
-
 def test_two_networks_train_at_the_same_time(monkeypatch):
     """Their threads take the GPUs' locks in one order."""
     monkeypatch.setattr(_meeting, "_SECONDS", 20)
@@ -327,40 +253,6 @@ def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
     executor.backward()
     mx.nd.waitall()
     assert (sums, taken) == ([[0, 1]], [])
-
-
-@pytest.mark.parametrize("fails", ["forward", "differentiate", "copy_out"])
-def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
-    symbol = small()
-    args, aux = images(symbol)
-    executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
-    executor.forward(is_train=True)
-    executor.backward()
-    mx.nd.waitall()
-
-    def contents():
-        return [array.asnumpy().tobytes() for one in (executor.arg_dict, executor.aux_dict) for array in one.values()]
-
-    before, work, second = contents(), getattr(Trainer, fails), host_context.gpu(1).stream
-
-    def fails_there(self, *given):
-        if self.gpu.stream is second:
-            raise DeviceError("out of order")
-        return work(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, fails, fails_there)
-        if fails != "forward":
-            executor.forward(is_train=True)
-            executor.outputs[0].wait_to_read()
-            before = contents()
-        with pytest.raises(DeviceError, match="GPU 1: out of order"):
-            executor.forward(is_train=True) if fails == "forward" else executor.backward()
-            mx.nd.waitall()
-    assert contents() == before
-    executor.forward(is_train=True)
-    executor.backward()
-    assert np.isfinite(executor.grad_dict["first_weight"].asnumpy()).all()
 
 
 def test_what_several_gpus_cannot_share():

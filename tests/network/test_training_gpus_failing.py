@@ -1,0 +1,177 @@
+"""Training steps on several GPUs of which one fails: nobody waits for it, and nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from network_case import mx, require_gpus
+from network_fake import OutOfMemoryError
+from process import printed
+from test_training import assert_close, bound, images, small
+from test_training_gpus import normalized, odd, on_gpus, results
+
+from ece408_op.errors import DeviceError
+from ece408_op.network._training_passes import TrainingArrays
+from ece408_op.network.trainer import Trainer
+from ece408_op.plugin import host_context
+from ece408_op.runtime import cuda
+
+pytestmark = pytest.mark.usefixtures("way")
+
+
+@pytest.fixture(autouse=True)
+def several(way):
+    require_gpus("none" if way == "numpy" else "gpu", 2)
+
+
+def failing(monkeypatch, error, most):
+    """Have the second of two GPUs fail at its second BatchNorm, ``most`` times at most; returns its failures."""
+    failures, calls, original = [], [], TrainingArrays.batch_norm
+
+    def fails(self, *given):
+        if given[-1] and given[-1].part == 1:
+            calls.append(given)
+            if len(calls) % 2 == 0 and len(failures) < most:
+                failures.append(given)
+                raise error
+        return original(self, *given)
+
+    monkeypatch.setattr(TrainingArrays, "batch_norm", fails)
+    return failures
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=["first step", "capture"])
+def test_a_gpu_without_room_within_a_pass_has_all_compute_again(when, monkeypatch):
+    symbol = normalized()
+    args, aux = odd(symbol, 5)
+    ours, one = executors = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [0])]
+    no_room = cuda.cupy().cuda.memory.OutOfMemoryError
+    for step in range(4):
+        with monkeypatch.context() as patch:
+            failures = failing(patch, no_room() if no_room is OutOfMemoryError else no_room(1, 2), step == when)
+            for executor in executors:
+                executor.forward(is_train=True)
+                executor.backward()
+            assert_close(results(ours), results(one))
+            assert len(failures) == (step == when)
+
+
+def test_a_pass_that_one_gpu_cannot_capture_is_repeated_by_none(monkeypatch):
+    symbol, tried, original = normalized(), [], cuda.captured
+
+    def captured(*given):
+        tried.append(given)
+        if len(tried) == 2:
+            raise DeviceError("cannot be captured")
+        return original(*given)
+
+    monkeypatch.setattr(cuda, "captured", captured)
+    args, aux = odd(symbol, 5)
+    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
+    for _ in range(4):
+        for executor in executors:
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(results(ours, False), results(theirs, False))
+    assert len(tried) == 2
+
+
+def test_a_gpu_that_fails_within_a_pass_ends_the_step(monkeypatch):
+    """Nobody waits for it, nothing changes, and the next step is right."""
+    symbol = normalized()
+    args, aux = odd(symbol, 5)
+    ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
+    for _ in range(2):
+        before = [array.asnumpy().tobytes() for array in ours.aux_dict.values()]
+        with monkeypatch.context() as patch:
+            failures = failing(patch, DeviceError("out of order"), 99)
+            with pytest.raises(DeviceError, match="GPU 1: out of order"):
+                ours.forward(is_train=True)
+                mx.nd.waitall()
+            assert failures
+        assert [array.asnumpy().tobytes() for array in ours.aux_dict.values()] == before
+        for executor in executors:
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(results(ours, False), results(theirs, False))
+
+
+@pytest.mark.parametrize("fails", ["forward", "differentiate", "copy_out"])
+def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
+    symbol = small()
+    args, aux = images(symbol)
+    executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+
+    def contents():
+        return [array.asnumpy().tobytes() for one in (executor.arg_dict, executor.aux_dict) for array in one.values()]
+
+    before, work, second = contents(), getattr(Trainer, fails), host_context.gpu(1).stream
+
+    def fails_there(self, *given):
+        if self.gpu.stream is second:
+            raise DeviceError("out of order")
+        return work(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, fails, fails_there)
+        if fails != "forward":
+            executor.forward(is_train=True)
+            executor.outputs[0].wait_to_read()
+            before = contents()
+        with pytest.raises(DeviceError, match="GPU 1: out of order"):
+            executor.forward(is_train=True) if fails == "forward" else executor.backward()
+            mx.nd.waitall()
+    assert contents() == before
+    executor.forward(is_train=True)
+    executor.backward()
+    assert np.isfinite(executor.grad_dict["first_weight"].asnumpy()).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["auto"], indirect=True)
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_kernel_that_fails_on_one_gpu_ends_the_step(step):
+    """Also where the other one waits for it in a CUDA graph. In a process of its own, which loses the GPU."""
+    found = printed("-c", _FAILING, str(step), first=[Path(__file__).parent])
+    # NCCL's call may be the first that fails, for both.
+    assert found in [f"in a Custom operator: GPU {number}\n" for number in range(2)]
+
+
+_FAILING = """
+import os, sys
+import cupy
+from test_training import bound, mx
+from test_training_gpus import normalized, odd, on_gpus
+from ece408_op.network import _training_passes as passes
+symbol = normalized()
+args, aux = odd(symbol, 6)
+executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
+trap = cupy.RawKernel('extern "C" __global__ void fail(int* on) { if (*on) asm("trap;"); }', "fail")
+with cupy.cuda.Device(1):
+    on, one = cupy.zeros(1, cupy.int32), cupy.ones(1, cupy.int32)
+    cupy.cuda.Device(1).synchronize()
+original = passes.TrainingArrays.batch_norm
+def failing(self, norm, inputs, out, member):
+    found = original(self, norm, inputs, out, member)
+    if member.part == 1:
+        trap((1,), (1,), (on,))
+    return found
+passes.TrainingArrays.batch_norm = failing
+try:
+    for step in range(3):
+        if step == int(sys.argv[1]):
+            with cupy.cuda.Device(1):
+                on.set(one.get())
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+except Exception as error:
+    print(":".join(str(error).split(":")[:2]), flush=True)
+    print(error, file=sys.stderr)
+os._exit(0)
+"""
