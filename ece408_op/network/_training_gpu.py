@@ -37,7 +37,7 @@ class GpuOperators(Operators):
         self._member: Member | None = None
 
     def of(self, member: Member | None) -> GpuOperators:
-        """Return operators that compute one GPU's share of a batch; the launches of all GPUs' have to be the same."""
+        """Return operators for one GPU's share of a batch: BatchNorm exchanges its sums with the other members."""
         found = copy(self)
         found._member = member
         return found

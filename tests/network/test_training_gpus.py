@@ -147,9 +147,12 @@ def results(executor, shared=True):
 @pytest.mark.parametrize(
     "request_", ["write", {"data": "null"}, {"of_data_gamma": "null", "shared_beta": "add"}], ids=str
 )
-@pytest.mark.parametrize(("numbers", "batch"), [([0, 1], 7), ([1, 0], 6), ([0, 1], 3), ([0, 1], 1)])
-def test_batch_norm_is_that_of_the_whole_batch(numbers, batch, request_):
+@pytest.mark.parametrize(
+    ("numbers", "batch"), [([0, 1], 7), ([1, 0], 6), ([0, 1], 3), ([0, 1], 1), ([2, 0, 1], 7), ([0, 1, 2], 2)]
+)
+def test_batch_norm_is_that_of_the_whole_batch(numbers, batch, request_, way):
     """Outputs, gradients and running statistics, against MXNet's and one GPU's; the passes are repeated."""
+    require_gpus("none" if way == "numpy" else "gpu", len(numbers))
     symbol = normalized()
     args, aux = odd(symbol, batch)
     nodes = [on_gpus(symbol, args, aux, each) for each in (numbers, numbers[:1])]
