@@ -16,7 +16,7 @@ from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import nccl
 
 #: A thread that does not come within these seconds never will: compiling all kernels of a network takes less.
-_SECONDS = 600
+MOST_SECONDS = 600
 
 
 class StoppedError(Exception):
@@ -45,8 +45,8 @@ class _Point:
                     self._result = action([self._items.pop(each) for each in range(self._parties)])
                     self._number += 1
                     self._condition.notify_all()
-                elif not self._condition.wait_for(lambda: self._stopped or self._number != number, _SECONDS):
-                    raise DeviceError(f"expected all GPUs' threads within {_SECONDS} seconds, got some of them")
+                elif not self._condition.wait_for(lambda: self._stopped or self._number != number, MOST_SECONDS):
+                    raise DeviceError(f"expected all GPUs' threads within {MOST_SECONDS} seconds, got some of them")
             # Those that have met go on, so that all are stopped at the same meeting.
             if self._number == number:
                 raise StoppedError
@@ -122,7 +122,7 @@ class Member(NamedTuple):
 
     def least(self, number: int = 0) -> int:
         """Wait for all, and return the least of their numbers."""
-        found: int = self._meet(number, min)
+        found: int = self.meet(number, min)
         return found
 
     def gather(self, array: Any) -> None:
@@ -132,7 +132,7 @@ class Member(NamedTuple):
             assert self.meeting.group, "the group of a network that exchanges arrays"
             self.meeting.group.gather(arrays, [gpu.stream for gpu in self.meeting.gpus])
 
-        self._meet(array, gather)
+        self.meet(array, gather)
 
     def launch(self, graph: Any) -> None:
         """Launch the CUDA graphs of all."""
@@ -142,7 +142,7 @@ class Member(NamedTuple):
                 with gpu.device:
                     one.launch(gpu.stream)
 
-        self._meet(graph, launch)
+        self.meet(graph, launch)
 
     def stop(self) -> None:
         """Stop the others at their next meeting; all have to call ``begin_again``, also if they are stopped."""
@@ -152,7 +152,8 @@ class Member(NamedTuple):
         """Wait until all have stopped."""
         self.meeting.points[1].meet(self.part, None, lambda _: self.meeting.begin_again())
 
-    def _meet(self, item: Any, action: Callable[[list[Any]], Any]) -> Any:
+    def meet(self, item: Any, action: Callable[[list[Any]], Any]) -> Any:
+        """Wait for all; the last one calls its action for all members' items, and all return its result."""
         return self.meeting.points[0].meet(self.part, item, lambda items: self.meeting.act(action, items))
 
 

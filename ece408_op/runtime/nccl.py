@@ -25,7 +25,7 @@ _FLOAT, _DOUBLE, _SUM = 7, 8, 0
 #: Seconds between two questions whether the sums are complete, and CUDA's answer that they are not (cudaErrorNotReady).
 _POLL, _NOT_READY = 1e-4, 600
 #: The seconds that ``abort`` waits.
-_ABORT = 1
+ABORT_SECONDS = 1
 
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -101,7 +101,7 @@ class Group:
         threads = [threading.Thread(target=abort, args=(n,), daemon=True) for n in range(len(self._members))]
         for thread in threads:
             thread.start()
-        end = time.monotonic() + _ABORT
+        end = time.monotonic() + ABORT_SECONDS
         for thread in threads:
             thread.join(max(0, end - time.monotonic()))
 

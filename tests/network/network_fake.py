@@ -328,7 +328,7 @@ class Operators(trainer.GpuOperators):
         """Return the whole batch's array, and the images of this GPU's share."""
         before = sum(self._member.meeting.images[: self._member.part])
         mine = slice(before, before + len(array))
-        return self._member._meet(array, np.concatenate).view(Array), mine
+        return self._member.meet(array, np.concatenate).view(Array), mine
 
     def update(self, rule, updates):
         super().update(rule, updates)

@@ -148,6 +148,6 @@ def test_a_launch_that_fails_aborts_the_group(begins_again, monkeypatch):
 
 
 def test_a_thread_that_never_comes(monkeypatch):
-    monkeypatch.setattr(_meeting, "_SECONDS", 0.01)
+    monkeypatch.setattr(_meeting, "MOST_SECONDS", 0.01)
     with pytest.raises(DeviceError, match="expected all GPUs' threads within 0.01 seconds, got some of them"):
         members()[0].least()

@@ -181,7 +181,7 @@ def test_training_with_batch_norm_is_that_of_one_gpu(options):
 
 def test_two_networks_train_at_the_same_time(monkeypatch):
     """Their threads take the GPUs' locks in one order."""
-    monkeypatch.setattr(_meeting, "_SECONDS", 20)
+    monkeypatch.setattr(_meeting, "MOST_SECONDS", 20)
     symbol = normalized()
     args, aux = odd(symbol, 6)
     pair = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [1, 0])]
