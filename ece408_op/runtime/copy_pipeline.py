@@ -210,6 +210,9 @@ class Pipeline:
         before = self._states[number - self._stages] if number >= self._stages else None
         if before is not None:
             self._wait(before.launched)
+        if transfer.pinned and number:
+            # The device copies in the order of the calls, and the chunk before would wait for this one.
+            self._wait(self._states[number - 1].launched)
         buffer = self._device.staging.get()
         try:
             if not transfer.pinned:

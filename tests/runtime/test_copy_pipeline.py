@@ -22,6 +22,7 @@ from ece408_op.runtime.copy_pipeline import (
     chunks_of,
     images_per_chunk,
 )
+from ece408_op.runtime.memory import address
 
 SECONDS = 60
 
@@ -165,7 +166,13 @@ def test_pinned_arrays_need_no_staging_buffer(batch, images, stage, most, thread
     call = Call(batch, images, stage, most, seed)
     device = Unsteady(call, threads, seed)
     copied, copy = [], device.copy
-    device.copy = lambda buffer, transfer, after: copied.append(transfer) or copy(buffer, transfer, after)
+
+    def queue(buffer, transfer, after):
+        time.sleep(device.random.choice([0, 0, 1e-4]))
+        copied.append(transfer)
+        return copy(buffer, transfer, after)
+
+    device.copy = queue
     assert call.run(device, threads, pinned=(inputs, outputs)) == []
     a, b = call.inputs
     np.testing.assert_array_equal(call.outputs[0], a * call.c)
@@ -175,6 +182,8 @@ def test_pinned_arrays_need_no_staging_buffer(batch, images, stage, most, thread
             found = [each for each in copied if (each.role, each.array) == (role, number)]
             assert {each.pinned for each in found} == {one}
             assert not one or len(found) == len(call.chunks), "one transfer for each chunk"
+            places = [address(each.host) for each in found]
+            assert not one or role == OUTPUT or places == sorted(places), "no chunk's copy waits for a later one's"
 
 
 @given(batches, sizes, stages, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
