@@ -24,7 +24,7 @@ from ece408_op.plugin import host_context, op_times
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime import cuda
+from ece408_op.runtime import c_calls, cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of, unpinned
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
@@ -49,8 +49,6 @@ MEMORY_SHARE = 0.8
 #: GPU or for both took 13 to 71 % longer than 8 for inference.
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
-#: The bytes from which a comparison releases the interpreter's lock.
-_WORTH_RELEASING = 64 << 10
 _KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
 
 
@@ -69,7 +67,7 @@ class Engine:
         self._independent: Recent[tuple[Shape, ...], bool] = Recent(_KEPT_SHAPES)
         #: Copies of the parameters that the GPU has.
         self.sent: Sequence[np.ndarray] = []
-        self._sent_at: list[int] = []
+        self._sent_at: np.ndarray = np.empty(0, np.int64)
         self._parameters: dict[int, Any] = {}
 
     def run(
@@ -139,7 +137,8 @@ class Engine:
             for batch in self.batches.values():
                 batch.prepare(found)
         cuda.wait("network", self.gpu.stream)
-        self.sent, self._sent_at, self._parameters = parameters, [address(array) for array in parameters], found
+        self._sent_at = np.array([address(array) for array in parameters], np.int64)
+        self.sent, self._parameters = parameters, found
 
     def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> Batch:
         """Return what computes data of these shapes, made at the first call with them."""
@@ -209,11 +208,12 @@ class Engine:
         """Compute all chunks; return whether some of the parameters compared differ from those that were sent."""
         differ = threading.Event()
 
-        def compare(parts: Sequence[tuple[int, int, int]]) -> None:
-            if not all(_same(compared[n] + first, self._sent_at[n] + first, count) for n, first, count in parts):
+        def compare(given: np.ndarray, part: np.ndarray) -> None:
+            if not _same(given, self._sent_at, part):
                 differ.set()
 
-        checks = [partial(compare, parts) for parts in self._comparisons] if compared else []
+        given = np.array(compared, np.int64)
+        checks = [partial(compare, given, part) for part in self._comparisons] if compared else []
         if batch.images < len(data[0]):
             chunks = chunks_of(len(data[0]), batch.images, STAGES)
         else:
@@ -279,14 +279,12 @@ def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _TH
 
 
 @cache
-def _memcmp(library: type[ctypes.CDLL]) -> Any:
-    function = library(None).memcmp
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    return function
+def _memcmp() -> int:
+    return c_calls.address_of(ctypes.CDLL(None).memcmp)
 
 
-def _comparisons(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """Return lists of about equally many bytes to compare: arrays by number, first bytes, and counts of bytes."""
+def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
+    """Return parts of about equally many bytes to compare: rows of an array's number, first byte and count of bytes."""
     found, left = list[list[tuple[int, int, int]]](), 0
     for number, size in enumerate(sizes):
         for first in range(0, size, _COMPARED_BYTES):
@@ -295,12 +293,14 @@ def _comparisons(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
                 left = _COMPARED_BYTES
             found[-1].append((number, first, min(_COMPARED_BYTES, size - first)))
             left -= found[-1][-1][2]
-    return found
+    return [np.array(rows, np.int64) for rows in found]
 
 
-def _same(a: int, b: int, count: int) -> bool:
-    # Bits, so that a NaN is equal to itself. Other threads may run meanwhile, where that is worth passing the lock.
-    return not _memcmp(ctypes.PyDLL if count < _WORTH_RELEASING else ctypes.CDLL)(a, b, count)
+def _same(a: np.ndarray, b: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether arrays at these addresses are the same: bits, so that a NaN is equal to itself."""
+    rows, (numbers, first, _) = part.copy(), part.T
+    rows[:, 0], rows[:, 1] = a[numbers] + first, b[numbers] + first
+    return not c_calls.any_nonzero(_memcmp(), rows)
 
 
 _engines: OrderedDict[tuple[str, str, str, int], Engine] = OrderedDict()
