@@ -53,6 +53,7 @@ class SeveralGpus:
         parameters: Sequence[int],
         outputs: Sequence[np.ndarray],
         pinned: Sequence[bool] = (),
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Fill the outputs as ``Engine.run``; the results are in the order of the images.
 
@@ -73,7 +74,7 @@ class SeveralGpus:
                 mine = images[number]
                 arrays = [x[mine] for x in data], parameters, [y[mine] for y in outputs], pinned
                 if number == first:
-                    used.append(self._engines[number].run(*arrays))
+                    used.append(self._engines[number].run(*arrays, meanwhile=meanwhile))
                 else:
                     self._engines[number].run(*arrays, checked)
 

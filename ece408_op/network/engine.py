@@ -11,7 +11,7 @@ import atexit
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
@@ -77,13 +77,15 @@ class Engine:
         outputs: Sequence[np.ndarray],
         pinned: Sequence[bool] = (),
         checked: Sequence[np.ndarray] | None = None,
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> Sequence[np.ndarray]:
         """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
 
         Parameters are addresses: to make views of hundreds of arrays would take a millisecond. Outputs share no memory
         with the others. pinned: whether each array of data is. checked: what an engine of the same network returned for
-        these parameters: they are not compared. Returns the copies of the parameters that it computed with, when the
-        outputs are filled. Raises DeviceError if the GPU fails or has no memory for one image.
+        these parameters: they are not compared. meanwhile: functions to call while the GPU computes. Returns the copies
+        of the parameters that it computed with, when the outputs are filled. Raises DeviceError if the GPU fails or has
+        no memory for one image.
         """
         with self.gpu.lock, self.gpu.device, cuda.reported("network"):
             if checked is not None and self.sent is not checked:
@@ -94,10 +96,10 @@ class Engine:
             try:
                 batch = self._batch([array.shape for array in data])
                 compared = parameters if known and checked is None else ()
-                if self._computed(batch, data, outputs, pinned, compared):
+                if self._computed(batch, data, outputs, pinned, compared, meanwhile):
                     batch.op_times(len(data[0]))
                     self._send(self._copied(parameters))
-                    self._computed(batch, data, outputs, pinned, ())
+                    self._computed(batch, data, outputs, pinned, (), ())
             except BaseException:
                 self.gpu.wait()
                 raise
@@ -204,6 +206,7 @@ class Engine:
         outputs: Sequence[np.ndarray],
         pinned: Sequence[bool],
         compared: Sequence[int],
+        meanwhile: Sequence[Callable[[], None]],
     ) -> bool:
         """Compute all chunks; return whether some of the parameters compared differ from those that were sent."""
         differ = threading.Event()
@@ -230,7 +233,9 @@ class Engine:
         share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in staged), threads)
         transfers = max(1 + _several_share(), ceil_div(share, STAGING_BYTES))
         most = max(LEAST_TRANSFER, ceil_div(share, transfers)) // ITEM_BYTES
-        pipeline = Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks, pinned={INPUT: pinned})
+        pipeline = Pipeline(
+            _Device(self, batch), chunks, data, outputs, most, checks=[*meanwhile, *checks], pinned={INPUT: pinned}
+        )
         pipeline.run(threads)
         return differ.is_set()
 

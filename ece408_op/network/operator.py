@@ -220,7 +220,7 @@ class NetworkOp(quick_calls.Operator):
                 states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
                 self._before = trainer.forward(data, self._views, targets, states, _seed(in_data[count:]), flags)
             else:
-                self._engine.run(data, parameters, targets, flags)
+                self._engine.run(data, parameters, targets, flags, meanwhile=[self.release])
         _fill(outputs, targets, req)
 
     def _overlaps(self, output: np.ndarray, data: Sequence[np.ndarray], parameters: Sequence[int]) -> bool:

@@ -46,6 +46,19 @@ def _given(handle: int) -> _Given:
 class Operator(mx.operator.CustomOp):  # type: ignore[misc]
     """A Custom operator on dense arrays. Its methods' errors are for ``mxnet_errors`` to report."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: The arrays of the last call.
+        self._arrays: Any = None
+
+    def release(self) -> None:
+        """Free the arrays of the call before, which have no memory of their own.
+
+        MXNet's engine takes half a millisecond for it. So they stay until the next call, whose method may call this
+        while it waits for something.
+        """
+        self._arrays = None
+
     @property
     def _ref_holder(self) -> Any:
         """What MXNet leaves here when it has made its callbacks, to keep them alive."""
@@ -59,8 +72,7 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
         callbacks[_FORWARD], callbacks[_BACKWARD] = (ctypes.cast(own, _FUNCTION) for own in (forward, backward))
         self._held = held, forward, backward
 
-    @staticmethod
-    def _called_by_mxnet(method: Callable[..., None], filled: str) -> Callable[..., bool]:
+    def _called_by_mxnet(self, method: Callable[..., None], filled: str) -> Callable[..., bool]:
         """Return the callback that calls forward or backward, which fills the arrays of that name."""
 
         def call(count: int, handles: Any, tags: Any, requests: Any, is_train: int, state: Any) -> bool:
@@ -75,6 +87,8 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
                 method(req=req, **arrays)
             except Exception:
                 return False
+            finally:
+                self._arrays = arrays
             return True
 
         return call

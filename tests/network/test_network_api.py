@@ -120,7 +120,8 @@ def test_filters_that_a_layer_of_mxnets_own_has_used():
     executor = node.bind(mx.cpu(), {"data": mx.nd.ones((8, 64, 9, 9)), **params})
     read = []
     run = engine.Engine.run
-    with mock.patch.object(engine.Engine, "run", lambda self, *arrays: (read.append(arrays[1]), run(self, *arrays))):
+    reading = lambda self, *arrays, **others: (read.append(arrays[1]), run(self, *arrays, **others))  # noqa: E731
+    with mock.patch.object(engine.Engine, "run", reading):
         executor.forward(is_train=False)[0].wait_to_read()
     assert read == [bridge.addresses([weight])]
 

@@ -89,12 +89,12 @@ def test_several_gpus_have_the_parameters_of_their_call(gpu, monkeypatch):
     assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
     run, turns, compared = engine.Engine.run, [first, second], threading.Event()
 
-    def run_between(self, given, parameters, outputs, pinned, *checked):
+    def run_between(self, given, parameters, outputs, pinned, *checked, **others):
         """Have the other network compute when the first one's first GPU has computed, and not yet its second one."""
         if any(checked) and len(turns) == 2:
             compared.wait(10)
             turns.pop().forward(is_train=False)[0].wait_to_read()
-        result = run(self, given, parameters, outputs, pinned, *checked)
+        result = run(self, given, parameters, outputs, pinned, *checked, **others)
         compared.set()
         return result
 
@@ -132,10 +132,10 @@ def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
     args, _ = values(symbol, {"data": (4, 5)})
     run = engine.Engine.run
 
-    def fails_on_the_second(self, given, *others):
+    def fails_on_the_second(self, given, *others, **named):
         if (given[0] == args["data"][2:]).all():
             raise DeviceError("out of order")
-        run(self, given, *others)
+        run(self, given, *others, **named)
 
     monkeypatch.setattr(engine.Engine, "run", fails_on_the_second)
     with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):

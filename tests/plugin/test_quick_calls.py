@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from unittest import mock
 
 import numpy as np
@@ -13,12 +12,16 @@ mx = pytest.importorskip("mxnet")
 from ece408_op.plugin import quick_calls  # noqa: E402
 
 
-def executed(base, grad_req):
-    """The calls of an operator of that base class, and the arrays that it has filled in two steps of an executor."""
+def executed(base, grad_req, first=lambda operator: None):
+    """The calls of an operator of that base class, and the arrays that it has filled in two steps of an executor.
+
+    Its forward begins with ``first``.
+    """
     calls = []
 
     class Records(base):
         def forward(self, **given):
+            first(self)
             calls.append(("forward", described(given)))
             for number, out in enumerate(given["out_data"]):
                 self.assign(out, given["req"][number], given["in_data"][number] + number + given["aux"][0])
@@ -82,17 +85,30 @@ def test_calls_are_those_of_mxnet(grad_req):
         np.testing.assert_array_equal(a, b)
 
 
-def test_every_array_is_freed_once():
-    made, freed = [], []
+def test_every_array_is_freed_once_those_of_the_last_call_when_asked():
+    made, freed, left, operators = [], [], [], []
     given, delete = quick_calls._given, quick_calls._Given.__del__
 
+    def marked(handle):
+        made.append(handle)
+        array = given(handle)
+        array.writable = made
+        return array
+
     def counting(array):
-        freed.append(array.handle.value)
+        if array.writable is made:  # operators of other tests may have some left
+            freed.append(array.handle.value)
         delete(array)
 
-    counted = mock.patch.object(quick_calls, "_given", lambda handle: made.append(handle) or given(handle))
-    with counted, mock.patch.object(quick_calls._Given, "__del__", counting):
-        executed(quick_calls.Operator, "write")
-        gc.collect()
+    def first(operator):
+        before = len(made) - len(freed)
+        operator.release()
+        left.append((before, len(made) - len(freed)))
+        operators.append(operator)
+
+    with mock.patch.object(quick_calls, "_given", marked), mock.patch.object(quick_calls._Given, "__del__", counting):
+        executed(quick_calls.Operator, "write", first)
+        operators[-1].release()
     assert len(made) == 3 * 7 + 2 * 13
     assert sorted(made) == sorted(freed)
+    assert left == [(7, 7), (14, 7), (20, 7)], "the last call was a forward, and then a backward"
