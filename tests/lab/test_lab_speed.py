@@ -136,15 +136,15 @@ def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
     session: type, gpu: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "own.cu"
-    right = Path(__file__).with_name("shared_tile.cu").read_text(encoding="utf-8")
-    path.write_text(right.replace("      __syncthreads();\n      for (int i", "      for (int i"))
+    right = Path(__file__).with_name("tiles.cu").read_text(encoding="utf-8")
+    path.write_text(right.replace("    __syncthreads();\n  }", "  }"))
     monkeypatch.setattr(runner, "Session", session)
     assert lab.main([str(path), *LAYER, "--images", "3", "--json", str(tmp_path / "out.json")]) == (session != Session)
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["status"] == {"WrongSession": "wrong", "EndedSession": "crashed"}.get(session.__name__, "right")
     assert [one["kind"] for one in result["layers"][0]["findings"]] == ["race"]
     printed = capsys.readouterr().out
-    assert re.search(r"^emulated on the CPU, 3 x 12 x 12, .*, 1 image:\nlines (19|20) and 23: race: ", printed, re.M)
+    assert re.search(r"^emulated on the CPU, 3 x 12 x 12, .*, 1 image:\nlines 22 and 28: race: ", printed, re.M)
 
 
 @needs_emulator

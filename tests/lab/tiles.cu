@@ -1,4 +1,4 @@
-// A right file, which benchmarks/lab.py makes wrong: a block computes 8 x 8 outputs of 4 filters from a tile of shared
+// A right file, which the tests make wrong: a block computes 8 x 8 outputs of 4 filters from a tile of shared
 // memory that holds one channel; the filters are in constant memory.
 #include <mxnet/base.h>
 
