@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE, mask
 
+from . import _sides
 from ._errors import UnsupportedCodeError
 
 CUDA = Path(__file__).parent / "cuda"
@@ -60,6 +61,8 @@ def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
         if found:
             name = next((group for group in found.groups() if group), "")
             raise UnsupportedCodeError(_line(text, found.start()), f"the emulator does not have {what.format(name)}")
+    if check:
+        _sides.check(text)
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), _dynamic_shared(text, masked))
     text = _without_spaces(text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name

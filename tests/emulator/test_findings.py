@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ece408_op import emulator
+from ece408_op.emulator import _sides
 
 X = np.random.default_rng(0).uniform(-1, 1, (1, 1, 28, 28)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((2, 1, 5, 5)).astype(np.float32)
@@ -57,7 +59,8 @@ WRONG = {
     ),
     "dynamic shared memory": ("extern __shared__ float d[];\nd[i + 200] = 1;\ny[i] = 0;", {("out of bounds", 6, 0)}),
     "another array in shared memory": (
-        "__shared__ float s[64], t[64];\ns[i] = t[i] = 1;\n__syncthreads();\ny[i] = s[i + 4 * b] +\nt[i - 70 * b + 6];",
+        "__shared__ float s[64], t[64];\ns[i] = t[i] = 1;\n__syncthreads();\n"
+        "y[i + 64 * b] = s[i + 4 * b] +\nt[i - 70 * b + 6];",
         {("out of bounds", 9, 0), ("out of bounds", 8, 0)},
     ),
     "in front of dynamic shared memory": (
@@ -93,6 +96,10 @@ WRONG = {
     "constant memory": ("y[i] = filters[i % 50];", set()),
     "a sum of two blocks": ("y[i] += x[i];", {("race", 5, 5)}),
     "a zero for an atomic sum": ("if (b == 0) y[i] = 0;\natomicAdd(y + i, x[i]);", {("race", 6, 5)}),
+    "values of two blocks": ("y[i] = x[i + b];", {("race", 5, 5)}),
+    "values of two threads": ("y[i / 2 + 64 * b] = x[i];", {("race", 5, 5)}),
+    "values of two blocks in an array of the program": ("table[i] = x[i + b];\ny[i + 64 * b] = 0;", {("race", 5, 5)}),
+    "the same values of two blocks": ("y[i] = x[i];\ntable[i] = x[i];", set()),
     "a sum of two threads": ("y[i / 2 + 64 * b] += x[i];", {("race", 5, 5)}),
     "a sum of two threads, with a barrier": (
         "float *const s = y + i / 2 + 64 * b;\nif (i % 2) *s = x[i];\n__syncthreads();\nif (i % 2 == 0) *s += x[i];",
@@ -116,6 +123,7 @@ MESSAGES = {
     "an array in a function": ("index 4 is beyond sum, which has 4 elements",),
     "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
     "a sum of two threads": ("with no barrier between",),
+    "values of two blocks": ("two blocks write the same element",),
     "a write into an input": ("writes x",),
 }
 
@@ -224,3 +232,64 @@ y[i] = sum;"""
     assert set(hints) == {"bank-conflicts", "reuse"}
     assert hints["bank-conflicts"].factor == 2
     assert "a block 32 threads wide" in hints["bank-conflicts"].text and "pad" not in hints["bank-conflicts"].text
+
+
+#: What the host's code does between a kernel's definition and its launch, and the findings.
+HOST = {
+    "a copy by a constant's name": ("cudaMemcpy(filters, w.dptr_, 200, cudaMemcpyDeviceToDevice);", {("call", 9, 0)}),
+    "a constant that the host's code writes": ("filters[x.shape_[1]] = 1;", {("call", 9, 0)}),
+    "a constant as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, filters);", {("call", 9, 0)}),
+    "a variable as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, table);", {("call", 9, 0)}),
+    "a reset": ("cudaDeviceReset();", {("call", 9, 0)}),
+    "a symbol's address": (
+        "float *at; cudaGetSymbolAddress((void **)&at, table); cudaMemset(at, 0, 256);"
+        "cudaMemcpy(at, x.dptr_, 256, cudaMemcpyDeviceToDevice); run<<<1, 64>>>(y.dptr_, x.dptr_, at);",
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_what_the_host_does_is_found_with_its_lines(name: str, programs: Path) -> None:
+    host, expected = HOST[name]
+    found = run("y[i + 64 * b] = x[i] + 0 * filters[i % 50] + 0 * table[i];", programs, host).findings
+    assert {(one.kind, one.line, one.other_line) for one in found if one.kind != "uninitialised"} == expected
+
+
+def test_too_many_constants_are_found(programs: Path) -> None:
+    (programs / "wrong.cuh").write_text(SOURCE.replace("2 * 25", "16400").format(body="y[i] = 0;", host="", threads=64))
+    found = emulator.run(emulator.compile(programs / "wrong.cuh", folder=programs), X, W).findings
+    assert [(one.kind, one.line) for one in found] == [("call", 10)] and "bytes of __constant__" in found[0].message
+
+
+#: What stands in front of a kernel; its body; and what nvcc says of the body's line, if anything.
+SIDES = {
+    "a function of the host's": ("float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", 'function("twice")'),
+    "a template of the host's": (
+        "template <typename T>\nT twice(T a) {\n return 2 * a; }", "y[i] =\n\ntwice<float>(x[i]);", 'function("twice")',
+    ),
+    "a variable of the host's": ("static int factor = 1;", "y[i] = x[i] * factor;", '"factor" is undefined'),
+    "an array of the host's": ("float factors[64];", "y[i] = x[i] + factors[i];", '"factors" is undefined'),
+    "a device function": ("__device__ float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", ""),
+    "a function for both": ("__host__ __device__ int one() { return 1; }", "y[i] = one();", ""),
+    "constants": ("const int a = 1; constexpr float b = 2; enum { c = 3 }; #define d 4", "y[i] = a + b + c + d;", ""),
+    "names of its own": (
+        "int n = 4, rows; void scale(int) {} int count(int n) { return n; }",
+        "int n = i; float *rows = y + n; auto scale = [=](float a) { return a; }; const int count(3);\n"
+        "rows[0] = scale(x[n]) + count;",
+        "",
+    ),
+    "a member": ("int size; struct Both { int size; };", "Both both = {1};\ny[i] = both.size;", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_the_hosts_functions_and_variables_are_named_as_by_nvcc(name: str) -> None:
+    before, body, said = SIDES[name]
+    kernel = f"__global__ void run(float *y, const float *x) {{ const int i = threadIdx.x;\n{body}\n}}"
+    text = f"namespace mxnet {{\n{before}\n{kernel} }}".replace(" #define d 4", "\n#define d 4")
+    if not said:
+        return _sides.check(text)
+    with pytest.raises(emulator.CompileError, match=re.escape(said)) as caught:
+        _sides.check(text)
+    assert caught.value.lines[0][0] == text[: text.rindex("x[i]")].count("\n") + 1

@@ -59,6 +59,12 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
                         cudaMemcpyKind kind, bool to_symbol, const void *code);
 bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code);
 
+template <typename T>
+ECE408_PLAIN inline void check_pointer(const T &argument, const void *code) {
+    if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>)
+        check_argument((const void *)argument, code);
+}
+
 // kernel<<<grid, block, shared, stream>>>(arguments) is written as
 // launch(grid, block, shared, stream)("kernel", kernel, arguments).
 struct Launch {
@@ -68,6 +74,7 @@ struct Launch {
     ECE408_PLAIN __attribute__((noinline)) void operator()(const char *name, Kernel kernel, Arguments... arguments) const {
         const void *const code = __builtin_return_address(0);
         if (!allowed(grid, block, shared_bytes, code)) return;
+        (check_pointer(arguments, code), ...);
         auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
         typedef decltype(call) Call;
         struct Entry {
@@ -99,6 +106,8 @@ inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from
                                      size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr) {
     return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
+cudaError_t cudaDeviceReset();
+inline cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *address);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device);
 
@@ -141,14 +150,16 @@ ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyFromSymbol(void *to
     return emulator::copy_symbol((void *)&symbol, sizeof(T), to, bytes, offset, kind, false, __builtin_return_address(0));
 }
 template <typename T>
-inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) { return *to = (void *)&symbol, cudaSuccess; }
+inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) {
+    emulator::take_address(&symbol);
+    return *to = (void *)&symbol, cudaSuccess;
+}
 
 // Calls without an effect here.
 #define ECE408_NOTHING(name) \
     template <typename... T> \
     inline cudaError_t name(T...) { return cudaSuccess; }
-ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaThreadExit)
-ECE408_NOTHING(cudaDeviceReset) ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
+ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
 ECE408_NOTHING(cudaDeviceSetSharedMemConfig) ECE408_NOTHING(cudaDeviceSetLimit)
 ECE408_NOTHING(cudaThreadSetCacheConfig) ECE408_NOTHING(cudaFuncSetCacheConfig)
 ECE408_NOTHING(cudaFuncSetSharedMemConfig) ECE408_NOTHING(cudaStreamSynchronize) ECE408_NOTHING(cudaStreamQuery)

@@ -39,9 +39,10 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
 static const char *wrong_side(const void *address, size_t bytes, bool device) {
     // Addresses are unified: a GPU knows its own memory, although the copy's kind may say that it is the host's.
     if (is_device(address)) return is_inside(address, bytes) ? nullptr : "the copy goes beyond the end of an allocation";
-    const Space space = space_of(uintptr_t(address));
-    return device && space != Space::PROGRAM && space != Space::CONSTANT
-               ? "the copy's kind says GPU memory, but a pointer is the host's" : nullptr;
+    if (is_gpu_address(address)) return nullptr;
+    if (space_of(uintptr_t(address)) == Space::CONSTANT)
+        return "a copy by the name of a __constant__ variable: cudaMemcpyToSymbol and cudaMemcpyFromSymbol take names";
+    return device ? "the copy's kind says GPU memory, but a pointer is the host's" : nullptr;
 }
 
 cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
@@ -105,7 +106,7 @@ cudaError_t cudaFree(void *address) {
                   __builtin_return_address(0));
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (!is_inside(to, bytes) && space_of(uintptr_t(to)) != Space::PROGRAM)
+    if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
         return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", __builtin_return_address(0));
     std::memset(to, value, bytes);
     return cudaSuccess;
@@ -139,6 +140,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *addr
     *to = {managed ? cudaMemoryTypeManaged : device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered,
            found ? cudaMemoryTypeDevice : cudaMemoryTypeHost, 0, managed, found ? p : nullptr, device ? nullptr : p};
     return cudaSuccess;
+}
+cudaError_t cudaDeviceReset() {
+    return failed(cudaSuccess, "it frees all of the GPU's memory: that of x, w and y too, which others use", __builtin_return_address(0));
 }
 void ece408_allow_shared(size_t bytes) {
     if (bytes <= 227 * 1024) allowed_shared = std::max(allowed_shared, bytes);

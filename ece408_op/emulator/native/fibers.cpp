@@ -251,6 +251,7 @@ void run_grid(const Grid &grid) {
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
+    check_overwrites();
     end_launch(grid);
 }
 

@@ -21,10 +21,13 @@ inline void add(Thread &thread, uint32_t code, Operation operation, int bytes, u
 inline void hook(void *pointer, int bytes, Operation operation, const void *code) {
     const uintptr_t address = uintptr_t(pointer);
     last_code = uint32_t(uintptr_t(code));
+    check_overwrites();
     if (!in_kernel) {
         const Allocation *found = is_device(pointer) ? allocation_near(address) : nullptr;
         if (found && !found->host_may_use)
             stop("out of bounds", "the host's code uses GPU memory through a pointer, which ends a program", code);
+        if (space_of(address) == Space::CONSTANT && !is_gpu_address(pointer))
+            report("call", "the host's code uses its own shadow of a __constant__ variable: use cudaMemcpyToSymbol", code);
         return;
     }
     const Space space = space_of(address);

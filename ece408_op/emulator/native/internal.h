@@ -7,7 +7,7 @@
 namespace emulator {
 
 constexpr size_t STACK_BYTES = 256 * 1024, DYNAMIC_SHARED_BYTES = 256 * 1024;
-constexpr size_t MOST_STATIC_SHARED = 48 * 1024;
+constexpr size_t MOST_STATIC_SHARED = 48 * 1024, MOST_CONSTANT = 64 * 1024;
 constexpr int MOST_THREADS = 1024, MOST_DEPTH = 64, EVENTS_PER_TURN = 8192;
 
 // An access or, as BLOCK, the entry into a basic block of the program.
@@ -67,6 +67,7 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
 void check_program(uintptr_t address, int bytes, Operation operation, const void *code);
 uintptr_t shared_offset(uintptr_t address);  // from 0: static shared memory, then dynamic shared memory
 void begin_launch();
+size_t constant_bytes();  // of all __constant__ variables
 size_t used_shared();  // bytes of static shared memory that the launch has used
 void clear_shared(size_t dynamic_bytes);
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
@@ -80,7 +81,9 @@ void begin_grid_races();
 void begin_races(int threads);
 void order_all();  // every thread has reached one barrier
 void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code);
-void watch_global(const Allocation &in, uintptr_t address, int bytes, Operation operation, const void *code);
+void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes,
+                  Operation operation, const void *code);  // writes: of [begin, end), by word
+void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
 
 // counters.cpp

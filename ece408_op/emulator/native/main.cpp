@@ -133,6 +133,11 @@ void end_launch(const Grid &now) {
                                  std::to_string(MOST_STATIC_SHARED) + " compile";
         report("call", text.c_str(), now.code);
     }
+    if (constant_bytes() > MOST_CONSTANT) {
+        const std::string text = "the file has " + std::to_string(constant_bytes()) + " bytes of __constant__ variables; at most " +
+                                 std::to_string(MOST_CONSTANT) + " compile";
+        report("call", text.c_str(), now.code);
+    }
 }
 
 void stop(const char *kind, const char *message, const void *code, const void *other) {

@@ -17,6 +17,7 @@
 
 extern "C" char __executable_start[], _end[], __data_start[];
 extern "C" __attribute__((weak)) char __start_ece408_constant[], __stop_ece408_constant[];
+extern "C" __attribute__((weak)) char __start_ece408_managed[], __stop_ece408_managed[];
 
 namespace emulator {
 
@@ -60,6 +61,8 @@ struct Variable {
     uintptr_t begin, end;
     size_t offset;
     bool guard, used;  // `guard`: the compiler's own, whether a variable is initialised; `used` by this launch
+    std::vector<GlobalWrite> writes;  // as an allocation's
+    bool address_taken;               // by cudaGetSymbolAddress
 };
 std::vector<Variable> variables;
 size_t all_static;  // bytes of shared memory that the variables take
@@ -88,7 +91,7 @@ void read_symbols() {
             const char *const name = names + symbol.st_name;
             const uintptr_t begin = symbol.st_value + (type == STT_TLS ? static_shared : 0);
             if ((type == STT_TLS || type == STT_OBJECT) && symbol.st_size)
-                variables.push_back({readable(name), begin, begin + symbol.st_size, 0, !std::strncmp(name, "_ZGV", 4), false});
+                variables.push_back({readable(name), begin, begin + symbol.st_size, 0, !std::strncmp(name, "_ZGV", 4), false, {}, false});
         }
     }
     munmap(const_cast<char *>(image), status.st_size);
@@ -102,6 +105,7 @@ void read_symbols() {
 // The last variable that begins at or before an address; null where there is none.
 Variable *variable_before(uintptr_t address) {
     static Variable *last;
+    if (variables.empty()) dl_iterate_phdr(find_shared, nullptr), read_symbols();
     if (last && address - last->begin < last->end - last->begin) return last;
     const auto behind = std::upper_bound(variables.begin(), variables.end(), address,
                                          [](uintptr_t at, const Variable &each) { return at < each.begin; });
@@ -169,6 +173,27 @@ bool is_inside(const void *address, size_t bytes) {
     return found && !found->freed && uintptr_t(address) >= found->begin && uintptr_t(address) + bytes <= found->end;
 }
 
+void take_address(const void *symbol) {
+    if (Variable *const found = variable_before(uintptr_t(symbol))) found->address_taken = true;
+}
+
+bool is_gpu_address(const void *pointer) {
+    const uintptr_t address = uintptr_t(pointer);
+    if (is_device(pointer) || address - uintptr_t(__start_ece408_managed) <
+                                  size_t(__stop_ece408_managed - __start_ece408_managed))
+        return true;
+    const Variable *const found = variable_before(address);
+    return found && address < found->end && found->address_taken;
+}
+
+void check_argument(const void *pointer, const void *code) {
+    const uintptr_t address = uintptr_t(pointer);
+    const Space space = space_of(address);
+    if ((space == Space::CONSTANT || (space == Space::PROGRAM && address >= uintptr_t(__data_start))) && !is_gpu_address(pointer))
+        report("call", "an argument of the launch is the host's address of a variable; kernels use __constant__ and "
+               "__device__ variables by their names", code);
+}
+
 Space space_of(uintptr_t address) {
     if (address - static_shared < static_bytes || address - uintptr_t(dynamic_shared) < DYNAMIC_SHARED_BYTES)
         return Space::SHARED;
@@ -200,7 +225,9 @@ static bool check_variable(uintptr_t address, int bytes, Operation operation, co
 }
 
 void check_program(uintptr_t address, int bytes, Operation operation, const void *code) {
-    if (address >= uintptr_t(__data_start)) check_variable(address, bytes, operation, code);
+    if (address < uintptr_t(__data_start) || !check_variable(address, bytes, operation, code) || !racing) return;
+    Variable &variable = *variable_before(address);
+    if (!variable.guard) watch_global(variable.writes, variable.begin, variable.end, address, bytes, operation, code);
 }
 
 void check_global(uintptr_t address, int bytes, Operation operation, const void *code) {
@@ -213,7 +240,7 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
         else if (operation == READ && bytes >= 4 && *reinterpret_cast<const uint32_t *>(address) == ~0u)
             report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
         if (found->input && operation != READ) report("input", (std::string("writes ") + found->name).c_str(), code);
-        if (racing) watch_global(*found, address, bytes, operation, code);
+        if (racing) watch_global(found->writes, found->begin, found->end, address, bytes, operation, code);
         return;
     }
     if (!found)
@@ -249,8 +276,15 @@ size_t used_shared() {
     return bytes;
 }
 
+size_t constant_bytes() {
+    size_t bytes = 0;
+    for (const Variable &each : variables)
+        if (space_of(each.begin) == Space::CONSTANT) bytes += each.end - each.begin;
+    return bytes;
+}
+
 void begin_launch() {
-    if (variables.empty()) dl_iterate_phdr(find_shared, nullptr), read_symbols();
+    variable_before(0);
     for (Variable &each : variables) each.used = false;
 }
 

@@ -6,8 +6,11 @@
 // orders everything, so the words start afresh there.
 //
 // In global memory, a read or an atomic operation after another block's plain write in the same launch is a race, as in a
-// sum that several blocks add to by +=: the emulator runs blocks one after another, a GPU side by side. Blocks may pass
-// values on by an atomic operation or a volatile value. So a block that has used one is not watched for that any more.
+// sum that several blocks add to by +=: the emulator runs blocks one after another, a GPU side by side. So is a write of
+// another value than the one that is there, as by threads beyond a tile's outputs: on a GPU, either may come last. Blocks
+// may pass values on by an atomic operation or a volatile value. So a block that has used one is not watched for that any
+// more.
+#include <cstring>
 #include <map>
 
 #include "internal.h"
@@ -37,6 +40,15 @@ std::map<const void *, Ordering> orderings;
 long epoch, block_number, first_block;  // of all launches; the first one of this launch
 bool passed_on;  // other blocks may have passed values on to this one
 constexpr size_t MOST_WATCHED = size_t(64) << 20;  // bytes of an allocation
+// A write over another's, which has not happened yet.
+struct Overwrite {
+    uintptr_t word;
+    unsigned char old[4];
+    uint8_t mask;
+    bool same_block;
+    const void *code, *other;
+};
+std::vector<Overwrite> overwrites;
 
 bool before(const Access &a, int thread) { return a.thread == thread || a.time <= clocks[thread][a.thread]; }
 
@@ -128,25 +140,41 @@ void watch_shared(uintptr_t address, int bytes, int thread, Operation operation,
 
 void may_receive() { passed_on = true; }
 
-void watch_global(const Allocation &in, uintptr_t address, int bytes, Operation operation, const void *code) {
-    if (operation == WRITE && in.writes.empty() && in.end - in.begin <= MOST_WATCHED)
-        in.writes.resize((in.end - in.begin + 3) / 4);
-    const uintptr_t begin = address - in.begin;
-    for (uintptr_t at = begin; at < begin + bytes && !in.writes.empty(); at = (at / 4 + 1) * 4) {
-        GlobalWrite &last = in.writes[at / 4];
+void check_overwrites() {
+    for (const Overwrite &each : overwrites)
+        for (int i = 0; i < 4; i++)
+            if ((each.mask & 1 << i) && reinterpret_cast<const unsigned char *>(each.word)[i] != each.old[i]) {
+                report("race", each.same_block ? "two threads write the same element, with no barrier between"
+                                               : "two blocks write the same element, and blocks have no order",
+                       each.code, each.other);
+                break;
+            }
+    overwrites.clear();
+}
+
+void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes,
+                  Operation operation, const void *code) {
+    if (operation == WRITE && writes.empty() && end - begin <= MOST_WATCHED) writes.resize((end - begin + 3) / 4);
+    const uintptr_t first = address - begin;
+    for (uintptr_t at = first; at < first + bytes && !writes.empty(); at = (at / 4 + 1) * 4) {
+        GlobalWrite &last = writes[at / 4];
         uint8_t mask = 0;
-        for (uintptr_t i = at; i < begin + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
-        if (operation == WRITE) {
-            last = {block_number, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
-            continue;
-        }
-        if (last.block < first_block || !(last.mask & mask)) continue;
+        for (uintptr_t i = at; i < first + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
         const bool same_block = last.block == block_number;
         const bool ordered = same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current) : passed_on;
-        if (!ordered)
+        const void *const other = reinterpret_cast<const void *>(uintptr_t(last.code));
+        const bool race = last.block >= first_block && (last.mask & mask) && !ordered;
+        if (operation == WRITE) {
+            if (race) {
+                overwrites.push_back({begin + at / 4 * 4, {}, uint8_t(last.mask & mask), same_block, code, other});
+                std::memcpy(overwrites.back().old, reinterpret_cast<const void *>(overwrites.back().word), 4);
+            }
+            last = {block_number, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
+        } else if (race) {
             report("race", same_block ? "one thread uses what another writes, with no barrier between"
                                       : "one block uses what another writes, and blocks have no order: a sum needs atomicAdd",
-                   code, reinterpret_cast<const void *>(uintptr_t(last.code)));
+                   code, other);
+        }
     }
 }
 
