@@ -96,7 +96,7 @@ class Explanation:
         "." is right, 1 to 9 the share that is wrong, over all images and filters.
         """
         height, width = self.counts.shape
-        down, across = (-(-size // most) for size, most in ((height, rows), (width, columns)))
+        down, across = (max(1, -(-size // most)) for size, most in ((height, rows), (width, columns)))
         each = self.compared // max(1, height * width)
 
         def character(i: int, j: int) -> str:
@@ -120,7 +120,14 @@ class Explanation:
         return {**data, "map": self.map(), "worst": {"index": list(index), "got": got, "expected": expected}}
 
 
-def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, source: str = "") -> Explanation:
+def explain(
+    x: np.ndarray,
+    w: np.ndarray,
+    y: np.ndarray,
+    before: Any = 0.0,
+    source: str = "",
+    part_of: tuple[int, int] | None = None,
+) -> Explanation:
     """Explain an output y (B, M, OH, OW) of the plain convolution of x (B, C, H, W) and w (M, C, K, K), float32.
 
     Args:
@@ -128,6 +135,7 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
         before: what y held before the call: a number, or an array of y's shape. NaN, or a number that no output has,
             shows what was not written; only a number shows what was added to it.
         source: the text of the code; the explanation names its line.
+        part_of: where these are images of a larger batch, the number of the first one in it, and that of all.
 
     Returns:
         The explanation; with ``wrong`` 0 if each element is within float32's error bound.
@@ -143,7 +151,7 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
     before = np.broadcast_to(np.asarray(before, np.float64), y.shape)
     case = Case(problem, x, w, y, before, exact)
     unwritten = wrong & ((y == before) | (np.isnan(y) & np.isnan(before)))
-    name, sentence, rest = _best(case, wrong, unwritten, allowed, size)
+    name, sentence, rest = _best(case, wrong, unwritten, allowed, size, part_of or (0, len(y)))
     pattern = _pattern(wrong.any((0, 1)))
     if not pattern and (unwritten == wrong).all():
         pattern = "Your code does not write these elements: are there enough blocks?"
@@ -164,13 +172,18 @@ def line_of(mistake: str, source: str) -> int | None:
 
 
 def _best(
-    case: Case, wrong: np.ndarray, unwritten: np.ndarray, allowed: np.ndarray, size: np.ndarray
+    case: Case,
+    wrong: np.ndarray,
+    unwritten: np.ndarray,
+    allowed: np.ndarray,
+    size: np.ndarray,
+    part_of: tuple[int, int],
 ) -> tuple[str, str, int]:
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
     few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
-        name, where = _region(unwritten, wrong)
+        name, where = _region(unwritten, wrong, *part_of)
         if where:
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
@@ -237,9 +250,12 @@ def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
     return np.asarray(float32_bound(problem) * size + problem.products * SMALLEST32)
 
 
-def _region(unwritten: np.ndarray, wrong: np.ndarray) -> tuple[str, str]:
-    """Return the mistake's name, and the images, filters, rows and columns that are not written, in words; or ""."""
-    if unwritten.mean() > _MOST and wrong.all():
+def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -> tuple[str, str]:
+    """Return the mistake's name, and the images, filters, rows and columns that are not written, in words; or "".
+
+    first: the number of the first image among all ``images``.
+    """
+    if unwritten.mean() > _MOST and wrong.all() and not first:
         return NOTHING_WRITTEN, "any element of y"
     # An element whose exact result is what y held before seems written: at first, none does.
     for most in (1 - 1e-9, _MOST):
@@ -249,7 +265,7 @@ def _region(unwritten: np.ndarray, wrong: np.ndarray) -> tuple[str, str]:
             which, count = np.flatnonzero(unwritten.mean(others) > most), unwritten.shape[axis]
             if 0 < len(which) < count:
                 rest[(slice(None),) * axis + (which,)] = False
-                parts.append(_numbered(name, which, count))
+                parts.append(_numbered(name, which, count) if axis else _numbered(name, which + first, images))
                 hint = hint or _tile_hint(name, which, count)
         if parts and not rest.any():
             return "unwritten_tile" if hint else "unwritten", f"{' and '.join(parts)}{hint}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import dispatch, reference, roofline, timer
-from ece408_op.core.explain import Explanation, explain
+from ece408_op.core.explain import ROUNDED, Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -214,11 +214,13 @@ class Buffers(Arrays):
         return _judge.judge(self.xp, self._parts(kind == REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
-        """Why the copied output, which held ``before``, is wrong, from some images, ``worst`` among them."""
-        first = max(0, worst - _EXPLAINED + 1)
-        arrays = self._x[first : first + _EXPLAINED], self._w, self.copied[first : first + _EXPLAINED]
-        x, w, y = (one.get() if self.gpu else one for one in arrays)
-        return explain(x, w, y, before, source)
+        """Why the copied output, which held ``before``, is wrong, from images at its beginning or near ``worst``."""
+        found = []
+        for first in sorted({0, max(0, min(worst - 1, self.problem.batch - _EXPLAINED))}, reverse=True):
+            some = slice(first, first + _EXPLAINED)
+            x, w, y = (one.get() if self.gpu else one for one in (self._x[some], self._w, self.copied[some]))
+            found.append(explain(x, w, y, before, source, (first, self.problem.batch)))
+        return max(found, key=lambda one: (one.wrong > 0, one.mistake not in ("", ROUNDED)))
 
     def exact(self, x: Any, w: np.ndarray) -> Any:
         """The convolution of other inputs, summed in float64, rounded once to float32."""

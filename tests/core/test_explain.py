@@ -305,6 +305,27 @@ def test_few_elements_that_are_right_are_not_called_unwritten() -> None:
     assert (found.rest, found.worst[0], found.written) == (1, (0, 0, 5, 6), True)
 
 
+@pytest.mark.parametrize(
+    ("missing", "first", "where"),
+    [([0], 7, "image 7 of 19"), ([2, 3], 0, "images 2 to 3 of 19"), ([1, 2, 3], 15, "images 16 to 18 of 19"),
+     ([3], 15, "the last image"), ([0, 1, 2, 3], 0, "any element of y")],
+)  # fmt: skip
+def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(
+    missing: list[int], first: int, where: str
+) -> None:
+    p = ConvProblem(4, 2, 9, 8, 3, 3)
+    x, w = inputs(p)
+    y = Kernel("")(p, x, w)
+    y[missing] = BEFORE
+    assert explain(x, w, y, BEFORE, part_of=(first, 19)).sentence == f"Your code does not write {where}"
+
+
+def test_a_right_output_has_an_empty_map() -> None:
+    p = PROBLEMS[0]
+    x, w = inputs(p)
+    assert explain(x, w, Kernel("")(p, x, w)).as_data()["map"] == []
+
+
 def test_noise_is_not_explained() -> None:
     for p in (*PROBLEMS, ConvProblem(1, 3, 7, 9, 2, 1), ConvProblem(2, 2, 5, 5, 3, 5), ConvProblem(1, 2, 4, 9, 3, 4)):
         x, w = inputs(p)

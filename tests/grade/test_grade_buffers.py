@@ -334,3 +334,21 @@ def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
     buffers.y.zones[0][-1] = 0
     buffers.w.array[0, 0, 0, 0] += 1
     assert buffers.violations() == ["red zone", "inputs"]
+
+
+def test_a_wrong_image_is_explained_with_its_number_and_the_first_ones_tell_of_all() -> None:
+    problem = ConvProblem(19, 2, 9, 8, 3, 3)
+    with Buffers(problem) as buffers:
+        buffers.draw(WHOLE, np.random.default_rng(5))
+        exact = buffers.exact(buffers._x, buffers._w)
+        for changed, words in ((slice(7, 8), "image 7 of 19"), (slice(16, 19), "images 16 to 18 of 19")):
+            buffers.copied[...] = exact
+            buffers.copied[changed] = 4096.5
+            worst = buffers.outcome(WHOLE, 4096.5).index[0]
+            assert buffers.explanation(4096.5, worst, "").sentence == f"Your code does not write {words}"
+        buffers.copied[...] = exact
+        buffers.copied[18, 2, 6, 5] += 1
+        explained = buffers.explanation(0.0, 18, "")
+        assert (explained.wrong, explained.sentence, explained.map()[6]) == (1, "", ".....1")
+        buffers.copied[...] = exact[:1]
+        assert "of image 0 for each image" in buffers.explanation(0.0, 18, "").sentence
