@@ -46,7 +46,7 @@ from ece408_op.problem import (
     PooledProblem,
 )
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _direct_code, _direct_filters, _padded, im2col
@@ -108,7 +108,7 @@ class CompiledLayer(NamedTuple):
     scratch: int
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(CAPACITY)
 def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledLayer:
     """Compile for the layer, if that has not been done."""
     layer = _padded.plain(problem)

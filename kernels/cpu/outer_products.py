@@ -28,7 +28,7 @@ import numpy as np
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import F32, Cpu, Function, Module, Value, compiled_once, cpu
+from ece408_op.runtime.llvm import CAPACITY, F32, Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from ._ir import (
@@ -193,7 +193,7 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
     return f.compiled()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(CAPACITY)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     plan = make_plan(problem.convolution, target.lanes, target.registers)
     return plan, _compiled(plan, target)

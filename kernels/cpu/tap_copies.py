@@ -25,7 +25,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
+from ece408_op.runtime.llvm import CAPACITY, Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _padded, im2col
@@ -108,7 +108,7 @@ def _pack(plan: Plan, problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(packed(plan.blocks, rows))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(CAPACITY)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     plan = make_plan(_padded.forward(problem), target.lanes, target.registers)
     return plan, _compiled(plan, target)

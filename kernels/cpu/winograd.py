@@ -44,7 +44,7 @@ from ece408_op.core.kernel import CpuKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _winograd_code, direct
@@ -85,7 +85,7 @@ def _compiled(plan: WinogradPlan, target: Cpu) -> Any:
     return _winograd_code.build(plan, target).compiled()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(CAPACITY)
 def _layer(layer: ConvProblem, target: Cpu) -> tuple[WinogradPlan, Any]:
     plan = make_plan(layer, target.lanes, target.registers)
     return plan, _compiled(plan, target)

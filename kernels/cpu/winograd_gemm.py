@@ -35,7 +35,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel, sum_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _padded, direct
@@ -74,7 +74,7 @@ def make_plan(layer: ConvProblem, lanes: int) -> GemmPlan:
     return GemmPlan(layer, lanes, BLOCKS[lanes])
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(CAPACITY)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[GemmPlan, Any, Any]:
     """Return the plan and the functions that convolve and that transform weights; the batch is one."""
     plan = make_plan(_padded.forward(problem), target.lanes)

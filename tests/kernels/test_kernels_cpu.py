@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import pkgutil
 import signal
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from hypothesis import strategies as st
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.core.reference import convolve
+from ece408_op.kernels import cpu
 from ece408_op.kernels.cpu import direct
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.llvm import CAPACITY
 from ece408_op.runtime.memory import aligned
 
 RESULTS = {
@@ -261,3 +265,12 @@ def test_no_byte_outside_the_arrays_is_touched(kernel, result, level, monkeypatc
                     os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_layers_functions_are_kept_as_long_as_compiled_once_keeps_them():
+    """The plans' caches have no limit, and hold no machine code."""
+    modules = [import_module(f"{cpu.__name__}.{module.name}") for module in pkgutil.iter_modules(cpu.__path__)]
+    found = [value for module in modules for value in vars(module).values() if hasattr(value, "cache_parameters")]
+    limits = [cache.cache_parameters()["maxsize"] for cache in found]
+    assert len(limits) > len(CPU_KERNELS)
+    assert {limit for limit in limits if limit is not None} == {CAPACITY}
