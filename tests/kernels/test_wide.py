@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gpu_case import poisoned_run, require_support
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
+from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cuda.split_precision import wide
 from ece408_op.problem import ConvProblem, DataGradient
 from ece408_op.runtime.launch import Chip, Launch, TensorMap
@@ -66,6 +68,11 @@ def test_general_takes_every_attribute_and_pointwise_all_with_one_unpadded_tap()
 )
 def test_a_refusal_has_its_reason(kernel, problem, reason):
     assert any(each.startswith(reason) for each in kernel.not_supported_reasons(problem))
+
+
+def test_a_block_without_room_for_two_stages_is_refused():
+    with pytest.raises(UnsupportedError, match="two stages, got 65536 bytes"):
+        GENERAL.plan(LAYERS[0], replace(H200, shared_bytes=1 << 16), 16)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ece408_op.core.kernel import sum_bound
+from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div, round_up
 
@@ -105,7 +106,10 @@ class WideTile:
             tile = replace(self, buffers=buffers)
             free = chip.shared_bytes - tile._others(own, pointwise)
             tiles.append(replace(tile, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise))))
-        return max(tiles, key=lambda tile: (tile.stages, tile.buffers))
+        chosen = max(tiles, key=lambda tile: (tile.stages, tile.buffers))
+        if chosen.stages < 2:  # a consumer waits for the next stage before it releases one
+            raise UnsupportedError(f"expected shared memory for two stages, got {chip.shared_bytes} bytes per block")
+        return chosen
 
     consumer_shares = property(lambda self: 1 if self.alternate else self.consumers)
     #: Filters of split_form.cu's STAGED; bytes of all buffers.

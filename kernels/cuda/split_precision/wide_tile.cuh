@@ -23,6 +23,9 @@ constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_c
 constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
 constexpr int RESIDENT_BYTES = Config::resident ? STEPS * COMPONENTS * FILTER_BYTES : 0;
+static_assert(Config::stages >= 2, "a consumer waits for the next stage before it releases one");
+static_assert(Config::tile_filters % 32 == 0, "an epilogue stores 32 filters at a time");
+static_assert(!Config::alternate || Config::consumers <= 4, "Pipeline has four barriers for turns");
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
