@@ -1,9 +1,14 @@
 // convolution: the main kernel, in which a block's warps become producers or math warps.
+//
+// Programmatic dependent launch: this grid may start while split_precision_filters still runs, and recompute_images
+// while this one does. split_precision_filters starts without it, so what came before has ended, and x may be read at
+// once. What the grid in front writes is read behind the wait, and not through const __restrict__ pointers, whose loads
+// (ld.global.nc) require memory that nothing writes while the grid runs. recompute_images waits before it writes y.
 
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     split_precision_convolution(const float *__restrict__ x, float *__restrict__ y,
-                                const unsigned *__restrict__ filters, const int *__restrict__ filter_scales, int *state,
-                                long long first, int images) {
+                                const unsigned *filters, const int *filter_scales, int *state, long long first,
+                                int images) {
     extern __shared__ __align__(128) unsigned char memory[];
     const Shared s(memory);
     const int tiles = (images + TILE_IMAGES - 1) / TILE_IMAGES * TILES_PER_IMAGE;

@@ -70,10 +70,10 @@ __device__ __forceinline__ void recompute(const float *w, int count, int warp, i
 
 #ifndef SPLIT_FORM
 // The listed images (their number, then their indices), or all of them where a filter cannot be split. With an empty list
-// the launch costs an idle grid.
+// the launch costs an idle grid. `listed` is not __restrict__: convolution.cu, which may still run, writes it.
 extern "C" __global__ void __launch_bounds__(256)
     recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
-                     const int *__restrict__ filter_scales, const int *__restrict__ listed, long long first, int images) {
+                     const int *__restrict__ filter_scales, const int *listed, long long first, int images) {
     constexpr long long IMAGE_SIZE = (long long)Config::groups * Config::channels * AREA;
     constexpr long long OUTPUT_SIZE = (long long)Config::groups * Config::filters * OUTPUT_AREA;
     wait_for_previous_grid();
