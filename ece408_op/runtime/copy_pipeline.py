@@ -150,9 +150,13 @@ class Pipeline:
         self._lock = threading.Lock()
         self._failed = False
         self._work: list[Callable[[], None]] = []
+        #: How many of the first ones only queue work on the device.
+        self._quick = 0
         for number, this in enumerate(chunks):
             self._work += self._copies_in(number, CONSTANT, constants) if not number else []
             self._work += self._copies_in(number, INPUT, [a[this.first : this.first + this.images] for a in inputs])
+            if number < 2 and not constants and all(pinned.get(INPUT, [False])):
+                self._quick = len(self._work)
             if number:
                 self._work += self._copies_out(number - 1, outputs)
         self._work += checks
@@ -177,7 +181,10 @@ class Pipeline:
                 raise
 
         try:
-            share(work, len(self._work), threads)
+            # Threads that wake up meanwhile would take the interpreter's lock at each CUDA call.
+            for number in range(self._quick):
+                work(number)
+            share(lambda number: work(self._quick + number), len(self._work) - self._quick, threads)
         finally:
             # It refers to the pipeline: a cycle would keep the device's memory until the next garbage collection.
             self._work.clear()

@@ -116,10 +116,12 @@ class Call:
         self.outputs = [np.full(shape, start, np.float32) for shape in ((batch, 2, 5), (batch, 2))]
         self.chunks, self.most, self.checked = chunks_of(batch, min(images, batch), stage), most, []
 
-    def run(self, device, threads, add=False, pinned=()):
+    def run(self, device, threads, add=False, pinned=(), constant=True):
         checks = [lambda n=n: self.checked.append(n) for n in range(5)]
-        pinned = dict(zip((INPUT, OUTPUT), pinned))
-        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add, pinned)
+        pinned, constants = dict(zip((INPUT, OUTPUT), pinned)), [self.c] if constant else []
+        if not constant:
+            device.memory["constant", 0, 0][...] = self.c
+        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, constants, checks, add, pinned)
         return finishes(lambda: pipeline.run(threads))
 
 
@@ -160,23 +162,28 @@ def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, 
 flags = st.tuples(st.booleans(), st.booleans())
 
 
-@given(batches, sizes, stages, st.integers(1, 40), threads_, flags, flags, st.integers(0, 10**6))
+@given(batches, sizes, stages, st.integers(1, 40), threads_, flags, flags, st.booleans(), st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
-def test_pinned_arrays_need_no_staging_buffer(batch, images, stage, most, threads, inputs, outputs, seed):
+def test_pinned_arrays_need_no_staging_buffer(batch, images, stage, most, threads, inputs, outputs, constant, seed):
     call = Call(batch, images, stage, most, seed)
     device = Unsteady(call, threads, seed)
-    copied, copy = [], device.copy
+    copied, copy, copying = [], device.copy, []
 
     def queue(buffer, transfer, after):
         time.sleep(device.random.choice([0, 0, 1e-4]))
         copied.append(transfer)
+        copying.append(threading.get_ident())
         return copy(buffer, transfer, after)
 
     device.copy = queue
-    assert call.run(device, threads, pinned=(inputs, outputs)) == []
+    assert call.run(device, threads, pinned=(inputs, outputs), constant=constant) == []
     a, b = call.inputs
     np.testing.assert_array_equal(call.outputs[0], a * call.c)
     np.testing.assert_array_equal(call.outputs[1], np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1))
+    if all(inputs) and not constant:
+        begun = 2 * min(2, len(call.chunks))
+        assert {each.role for each in copied[:begun]} == {INPUT}
+        assert len({*copying[:begun]}) == 1, "one thread, before the others"
     for role, pinned in ((INPUT, inputs), (OUTPUT, outputs)):
         for number, one in enumerate(pinned):
             found = [each for each in copied if (each.role, each.array) == (role, number)]
