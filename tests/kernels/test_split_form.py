@@ -73,6 +73,24 @@ def test_it_keeps_its_values_in_registers(components, problem):
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        # Consumers that share filters, and two that alternate.
+        ConvProblem(128, 256, 56, 56, 256, 3, pad=(1, 1)),
+        ConvProblem(128, 1024, 14, 14, 256, 1),
+        ConvProblem(128, 96, 35, 35, 96, 3, pad=(1, 1)),
+    ],
+    ids=str,
+)
+def test_the_largest_tiles_keep_their_sums_in_registers(problem):
+    if nvrtc.missing():
+        pytest.skip("needs NVRTC: pip install ece408-op[test]")
+    program = split_form.convolution(problem, chip_of(90), 1)
+    report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
+    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
 def _joined(split: Any, scales: Any, channels: int) -> np.ndarray:
     """Return a split array (components, B, H, W, C') in float64, as (B, C, H, W)."""
     parts, exponents = split.get().astype(np.float64), scales.get()[:, 0].astype(np.float64)

@@ -29,10 +29,10 @@ _ONE_COMPONENT_TILES: _Times = {
     (128, 64, 2, False): (1.6, 0), (128, 32, 2, False): (2.5, 0),
 }  # fmt: skip
 _PLAIN_TILES: _Times = {
-    (128, 256, 2, False): (1.15, 330), (192, 128, 3, False): (1.25, 350), (192, 128, 2, True): (1.25, 330),
-    (64, 128, 4, True): (1.05, 340), (256, 96, 2, False): (1.4, 350), (192, 96, 2, True): (1.45, 316),
-    (256, 64, 2, False): (1.6, 400), (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.8, 300),
-    (128, 32, 2, False): (3.0, 400),
+    (192, 256, 2, False): (1.2, 425), (128, 256, 2, False): (1.27, 315), (192, 128, 3, False): (1.25, 350),
+    (192, 128, 2, True): (1.25, 330), (128, 128, 2, True): (1.26, 319), (64, 128, 4, True): (1.0, 340),
+    (256, 96, 2, False): (1.55, 350), (192, 96, 2, True): (1.45, 316), (256, 64, 2, False): (1.6, 400),
+    (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300), (128, 32, 2, False): (3.0, 400),
 }  # fmt: skip
 _POINTWISE_TILE = (128, 64, 2, False)
 #: The fewest filters of a tile whose outputs the copy engine stores, and a warp's most buffers for them; more
@@ -100,7 +100,7 @@ class WideTile:
 
     def filled(self, own: Convolution, chip: Chip, pointwise: bool, buffered: bool = False) -> WideTile:
         """Return this tile with as many stages as fit shared memory, and then as many buffers."""
-        pieces = self.tile_pixels // self.consumer_shares // 64 * (self.tile_filters // self._staged)
+        pieces = self._own_pixels // 64 * (self._own_filters // self._staged)
         tiles = []
         for buffers in [n for n in range(1, _MOST_BUFFERS + 1) if pieces % n == 0] if buffered else [0]:
             tile = replace(self, buffers=buffers)
@@ -112,8 +112,12 @@ class WideTile:
         return chosen
 
     consumer_shares = property(lambda self: 1 if self.alternate else self.consumers)
+    #: Consumers that share filters, because pixels are no multiple of 64 for each; a consumer's filters and pixels.
+    _filter_shares = property(lambda self: self.consumer_shares if self.tile_pixels // 64 % self.consumer_shares else 1)
+    _own_filters = property(lambda self: self.tile_filters // self._filter_shares)
+    _own_pixels = property(lambda self: self.tile_pixels // (self.consumer_shares // self._filter_shares))
     #: Filters of split_form.cu's STAGED; bytes of all buffers.
-    _staged = property(lambda self: 32 if self.tile_filters % 64 else 64)
+    _staged = property(lambda self: 32 if self._own_filters % 64 else 64)
     output_bytes = property(lambda self: 4 * self.consumers * self.buffers * 16 * 2 * self._staged)
 
     def stage_bytes(self, pointwise: bool) -> int:
@@ -128,7 +132,7 @@ class WideTile:
 
     def _others(self, own: Convolution, pointwise: bool) -> int:
         """Bytes of shared memory besides the stages; the epilogue's are Staging's of split_form.cu, or 32 filters."""
-        staged = 16 * self.tile_pixels // self.consumer_shares + 8 * self.tile_filters + 16
+        staged = 16 * self._own_pixels + 8 * self._own_filters + 16
         staging = staged + 144 if self.buffers else max(4 * 32 * (64 + 4), staged + 4 * 2 * 8 * 144)
         others = _ALIGNMENT + _TURNS * self.alternate + self.consumers * staging + self.output_bytes
         return others + self.resident * self.filter_bytes(own)
@@ -171,11 +175,12 @@ class WideTile:
     @property
     def defines(self) -> dict[str, int | str]:
         """The sources' macros."""
-        low = self.tile_filters * (self.components - 1)
+        filters = self._own_filters
+        low = filters * (self.components - 1)
         return {
-            **wgmma_macro("WGMMA_HIGH", self.tile_filters, shared=True),
+            **wgmma_macro("WGMMA_HIGH", filters, shared=True),
             **wgmma_macro("WGMMA_LOW", low, shared=True),
-            **wgmma_macro("WGMMA_HIGH_FIRST", self.tile_filters, shared=True, overwrite=True),
+            **wgmma_macro("WGMMA_HIGH_FIRST", filters, shared=True, overwrite=True),
             **wgmma_macro("WGMMA_LOW_FIRST", low, shared=True, overwrite=True),
         }
 

@@ -48,7 +48,7 @@ struct OutputPixel {
 // shared memory, so that lanes with neighbouring units of eight filters store them; the residual comes the same way back.
 // With Config::buffers, as many of each warp, the copy engine stores those of all 16 pixels, from rows that are swizzled
 // over their own width. With two components, or a residual, that took longer.
-constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
+constexpr int STAGED = OWN_FILTERS % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
 constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses to eight rows, and rows of each
@@ -56,7 +56,7 @@ constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's ac
 // A consumer's shared memory.
 struct Staging {
     OutputPixel pixels[64 * BLOCKS];
-    float scales[Config::tile_filters], biases[Config::tile_filters];
+    float scales[OWN_FILTERS], biases[OWN_FILTERS];
     // Without Config::buffers: two of each warp, of eight rows; the banks of the rows differ.
     uint4 rows[Config::buffers ? 1 : 4 * 2 * 8][STAGED_UNITS + 1];
     unsigned largest;  // magnitude of the first pixel's image
@@ -65,7 +65,7 @@ struct Staging {
 // A warp: those of its pixels that belong to images which are not finite, in float32.
 __device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to, const Finish &finish) {
     unsigned short *const y = reinterpret_cast<unsigned short *>(to);
-    const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + Config::tile_filters);
+    const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + OWN_FILTERS);
     for (int at = lane % 16; at < 64 * BLOCKS; at += 64) {
         const int pixel = first_pixel + at, image = pixel / OUTPUT_AREA;
         if (image >= finish.images || finish.scale(image).finite()) continue;
@@ -111,7 +111,7 @@ struct SplitEpilogue {
     __device__ __forceinline__ void prepare(float *staging, const Tile &tile, int consumer) const {
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
         if (threadIdx.x % 128 == 0) own.largest = 0;
-        for (int i = threadIdx.x % 128; i < Config::tile_filters; i += 128) {
+        for (int i = threadIdx.x % 128; i < OWN_FILTERS; i += 128) {
             const int filter = tile.filter + i;
             const bool exists = filter < tile.filters_end;
             own.scales[i] = exists ? power_of_two(max(-finish.w_exponents[filter], -126)) : 0.0f;
@@ -134,7 +134,7 @@ struct SplitEpilogue {
 
     __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
                                           unsigned char *outputs) const {
-        constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = Config::tile_filters / STAGED;
+        constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = OWN_FILTERS / STAGED;
         // Whether powers of two alone follow the sums.
         constexpr bool LINEAR = Config::buffers && !Config::bias && !ACTIVATES;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4, row = lane / 4;

@@ -16,8 +16,11 @@ constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter'
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
 constexpr int SHARES = Config::alternate ? 1 : Config::consumers;  // consumers of a tile
-constexpr int BLOCKS = Config::tile_pixels / 64 / SHARES;  // of 64 pixels, a consumer's: one wgmma each
-constexpr int BLOCK_SUMS = Config::tile_filters / 2, SUMS = BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
+// Consumers share the pixels of a tile in blocks of 64, or, where these are no multiple of their number, the filters.
+constexpr int FILTER_SHARES = Config::tile_pixels / 64 % SHARES ? SHARES : 1;
+constexpr int BLOCKS = Config::tile_pixels / 64 / (SHARES / FILTER_SHARES);  // a consumer's: one wgmma each
+constexpr int OWN_FILTERS = Config::tile_filters / FILTER_SHARES;            // a consumer's
+constexpr int BLOCK_SUMS = OWN_FILTERS / 2, SUMS = BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
 constexpr bool PROMOTES = Config::promote_every > 0;
 constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
 constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
@@ -142,7 +145,8 @@ struct Tile {
     // A consumer's share.
     __device__ __forceinline__ Tile of(int consumer) const {
         Tile own = *this;
-        own.pixel += Config::alternate ? 0 : consumer * (64 * BLOCKS);
+        if (FILTER_SHARES > 1) own.filter += consumer * OWN_FILTERS;
+        else own.pixel += Config::alternate ? 0 : consumer * (64 * BLOCKS);
         return own;
     }
 };
@@ -175,9 +179,11 @@ struct Accumulators {
 // Issue and commit one stage's wgmmas, of a consumer's share; the caller waits.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer) {
-    const int share = Config::alternate ? 0 : consumer * (64 * BLOCKS * ROW_BYTES);
-    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + share);
-    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)));
+    const int share = Config::alternate ? 0 : consumer;
+    const int first_pixel = FILTER_SHARES > 1 ? 0 : share * 64 * BLOCKS;
+    const int first_filter = FILTER_SHARES > 1 ? share * OWN_FILTERS : 0;
+    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + first_pixel * ROW_BYTES);
+    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)) + first_filter * ROW_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::stage_channels / 16; k++) {  // 32 bytes per k-step
@@ -255,7 +261,7 @@ struct FloatEpilogue {
                 exponent[half] = x_scales && image < images ? x_scales[image].exponent : 0;
             }
 #pragma unroll
-            for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
+            for (int chunk = 0; chunk < OWN_FILTERS / 32; chunk++) {
                 named_barrier(1 + consumer, 128);
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
