@@ -146,6 +146,7 @@ ECE408_PLAIN inline void tma_load(void *to, const TensorMap &map, Barrier *, int
             copy_element(to, map, n, c, i + c < map.sizes[0] && k + n < map.sizes[2],
                          ((k + n) * map.sizes[1] + j) * map.sizes[0] + i + c);
 }
+template <bool = false>
 inline void tma_store(const TensorMap &map, const void *from, int i, int j, int k) {
     require_aligned(static_cast<const unsigned char *>(from), 8 * 2 * map.box[0]);
     for (int n = 0; n < map.box[2] && k + n < map.sizes[2]; n++)
@@ -155,6 +156,7 @@ inline void tma_store(const TensorMap &map, const void *from, int i, int j, int 
                 *reinterpret_cast<const unsigned short *>(static_cast<const unsigned char *>(from) + box_offset(map, n, c));
         }
 }
+template <bool = false>
 ECE408_PLAIN inline void tma_load_im2col(void *to, const TensorMap &map, Barrier *, int channel, int column, int row,
                                          int image, int tap_column, int tap_row) {
     require_aligned(static_cast<unsigned char *>(to), 8 * 2 * map.box[0]);

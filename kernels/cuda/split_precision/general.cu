@@ -70,7 +70,9 @@ extern "C" __global__ void __launch_bounds__(256)
 // Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
 // released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
 // at tap (p, q) of their windows. All taps of a stage's channels follow one another: they read the same pixels, and L2
-// holds those of all blocks for a few channels.
+// holds those of all blocks for a few channels. Where only tiles of other filters read the pixels of a layer of 1 x 1,
+// they leave L2 first: it writes other lines back less often. With one tile of filters that took longer.
+constexpr bool EVICTS_PIXELS = Config::buffers && TAPS == 1 && FILTER_TILES > 1;
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
     if (Config::resident) {
@@ -94,7 +96,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                 mbarrier_wait_thread(pipeline.empty + stage, phase);
                 mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
                 const int channel = tile.group * Config::padded_channels + c;
-                tma_load_im2col(pixels, x_high, full, channel, column, row, image, q, p);
+                tma_load_im2col<EVICTS_PIXELS>(pixels, x_high, full, channel, column, row, image, q, p);
                 if (COMPONENTS == 2)
                     tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, column, row, image, q, p);
                 if (!Config::resident)
@@ -108,8 +110,8 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
 // A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
 // takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
 // hide. With two components and short stages that took longer (96 channels, 3 x 3). Consumers that alternate prepare
-// before their turn: each begins its products when the one before has issued its last ones, and so the epilogue of one
-// overlaps the products of the others. The order also keeps a consumer from waiting for a stage's next but one phase.
+// before their turn: each begins its products when the one before has its last stage, and so the epilogue of one overlaps
+// the products of the others. The order also keeps a consumer from waiting for a stage's next but one phase.
 constexpr bool PREPARES_LATE = !Config::alternate && (COMPONENTS == 1 || Config::stage_channels == 64);
 constexpr int THREADS = 128 * (Config::consumers + 1);
 template <typename Epilogue>
@@ -133,10 +135,10 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += AT_ONCE * gridDim.x, i += AT_ONCE) {
             const Tile tile = Tile(number).of(consumer);
             const auto multiply = [&](Accumulators &sums, int which, int step) {
-                multiply_stage(sums, pipeline, which, step, consumer);
-                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.others, tile, consumer);
                 if (Config::alternate && step == STEPS - 1 && threadIdx.x % 128 == 0)
                     mbarrier_arrive(pipeline.turns + (consumer + 1) % Config::consumers);
+                multiply_stage(sums, pipeline, which, step, consumer);
+                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.others, tile, consumer);
             };
             if (!PREPARES_LATE) epilogue.prepare(pipeline.others, tile, consumer);
             Accumulators sums;

@@ -250,7 +250,7 @@ struct SplitEpilogue {
                     __syncwarp();
                     if (lane == 0) {
                         const int filter = tile.filter - tile.group * M + STAGED * chunk;
-                        tma_store(y_map, output, filter, tile.group, tile.pixel + 64 * block + 16 * warp);
+                        tma_store<TAPS == 1>(y_map, output, filter, tile.group, tile.pixel + 64 * block + 16 * warp);
                         bulk_store_commit();
                     }
                 }
