@@ -78,6 +78,11 @@ struct Fragments {
     unsigned high[K_STEP / 16][4], low[K_STEP / 16][4];
     float unscaled[2];  // the powers of two that undo the scales
 
+    // Behind the wait for the wgmmas that read these registers: the compiler must not use them for something else before.
+    static __device__ __forceinline__ void keep(unsigned (&registers)[K_STEP / 16][4]) {
+#pragma unroll
+        for (int i = 0; i < K_STEP / 4; i++) hide_from_compiler(registers[i / 4][i % 4]);
+    }
     // From row g of a stage. The swizzle spreads the lanes over all banks.
     __device__ __forceinline__ void load(const unsigned char *from, bool (&unsplittable)[2]) {
         const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
@@ -139,6 +144,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
         }
         wgmma_commit();
         wgmma_wait<0>();
+        f.keep(f.low);
         // The large products are added to the small ones, so that the promotion rounds once for both.
 #pragma unroll
         for (int i = 0; i < SUMS; i++) sums[i] *= 1.0f / 2048;
@@ -148,9 +154,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
         wgmma_commit();
         mbarrier_arrive(turns + 1 - warpgroup);
         wgmma_wait<0>();
-        // wgmma has read these registers until now: before, the compiler must not use them for something else.
-#pragma unroll
-        for (int i = 0; i < K_STEP / 4; i++) hide_from_compiler(reinterpret_cast<int &>(f.high[i / 4][i % 4]));
+        f.keep(f.high);
         mbarrier_arrive(empty + stage);
         // Accumulator promotion: float32 additions round, where the tensor cores truncate.
 #pragma unroll

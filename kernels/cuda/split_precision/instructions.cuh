@@ -159,4 +159,5 @@ __device__ __forceinline__ void lower_registers() {
 
 // The compiler must take the value as unknown: it neither precomputes nor keeps what follows from it.
 __device__ __forceinline__ void hide_from_compiler(int &value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void hide_from_compiler(unsigned &value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide_from_compiler(Descriptor &value) { asm volatile("" : "+l"(value)); }

@@ -219,6 +219,9 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
             if (now < STORES) outgoing[i] = output.read(now);
         }
         wgmma_wait<1>();
+        // The wgmmas of k-step k - 1 have read their fragment until now: before, the compiler must not overwrite it.
+#pragma unroll
+        for (int i = 0; i < 4 * COMPONENTS && k > 0; i++) hide_from_compiler(fragments[(k + 1) % 2].a[i / 4][i % 4]);
         load(k + 1);
         if (PROMOTES && (k + 1) % PROMOTION_INTERVAL == 0) accumulators.promote_all();
     }
