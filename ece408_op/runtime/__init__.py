@@ -11,6 +11,7 @@ recent            a dictionary of bounded size
 copy_pipeline     copies between host and device that overlap with computing
 pinned            pinned memory of others, which needs no staging buffer
 llvm              machine code from LLVM IR
+c_calls           hundreds of calls of a C function as one
 thread_pool       threads that share the parts of one call
 shared_memory     GPU memory that another process maps too
 memory            aligned scratch memory, outputs with mapped pages
