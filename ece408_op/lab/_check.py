@@ -155,13 +155,17 @@ def judged(
     return entry
 
 
-def judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], images: int, shown: str = "") -> None:
-    """Replace a layer's entry by that for more images, if it is another verdict."""
+def judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], text: str) -> None:
+    """Replace a layer's entry by that of another call, if that is another verdict; the text says what was otherwise."""
     if entry["status"] != result["layers"][number]["status"]:
-        few = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
-        text = f"right for {few}, and wrong for {images}{shown}"
         result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
         result["status"] = entry["status"]
+
+
+def for_more(result: dict[str, Any], images: int) -> str:
+    """Return what a layer is that is right for the images of the result, and wrong for more."""
+    few = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
+    return f"right for {few}, and wrong for {images}"
 
 
 def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
 from ece408_op.submission import EndedError
 
-from ._check import Asked, Checked, emulate, judge_again
+from ._check import Asked, Checked, emulate, for_more, judge_again
 from ._emulated import compiled
 
 #: Images of the smallest layer in the emulator, behind the first verdict.
@@ -31,7 +31,7 @@ def add(asked: Asked, checked: Checked) -> None:
         some = [*checked.problems[:number], checked.problems[number].with_batch(_IMAGES)]
         *_, (entry, _) = emulate(checked.emulated, some, dict(checked.result))
         if not any(one["kind"] == "time" for one in entry["findings"]):
-            judge_again(checked.result, len(some) - 1, entry, _IMAGES)
+            judge_again(checked.result, len(some) - 1, entry, for_more(checked.result, _IMAGES))
 
 
 def _emulate_gpu_file(checked: Checked) -> None:

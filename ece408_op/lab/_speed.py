@@ -20,12 +20,13 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import build, runner
 
-from ._check import Asked, Checked, inputs, judge_again, judged
+from ._check import Asked, Checked, for_more, inputs, judge_again, judged
 
 #: Images to time without --images: on a CPU the larger number where the smaller one takes less than the seconds.
 _CPU_IMAGES, _GPU_IMAGES, _SHORT_SECONDS = (100, 1000), 10_000, 0.05
 #: Timed calls.
 _CALLS = 3
+_KEPT = "right in its first call, and wrong in a later one on other numbers: it keeps something from call to call"
 #: The slow kernel to compare with, by device.
 _NAIVE = {"cpu": "loops", "gpu": "naive"}
 YOURS = "yours"
@@ -59,19 +60,22 @@ def _own_seconds(
     arrays: list[tuple[np.ndarray, np.ndarray]],
     result: dict[str, Any],
 ) -> list[float]:
-    """Return the median seconds of each layer's calls, and check some images of the first one's output."""
+    """Return the median seconds of each layer's calls, and check some images of the first and of the last output."""
     seconds: list[list[float]] = [[] for _ in problems]
     with runner.Session(file, problems) as session:
-        # All layers in turn, as in the course: a file may count its calls.
-        for turn in range(1 + _CALLS):
-            for number, (problem, (x, w)) in enumerate(zip(problems, arrays)):
+        # All layers in turn, as in the course: a file may count its calls. The last call has other inputs.
+        for turn in range(2 + _CALLS):
+            last = turn > _CALLS
+            for number, (problem, (pixels, filters)) in enumerate(zip(problems, arrays)):
+                x, w = (pixels[::-1] / 2, -filters) if last else (pixels, filters)
                 seconds[number].append(session.call(number, x, w))
-                if turn == 0:
+                if turn == 0 or last:
                     some = sorted({0, 1 % problem.batch, problem.batch - 1})
                     part = explain(x[some], w, session.output(number, some), 0.0, result["source"])
                     entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
-                    judge_again(result, number, entry, problem.batch, f"; images {some} are shown")
-    return [statistics.median(one[1:]) for one in seconds]
+                    text = _KEPT if last else for_more(result, problem.batch)
+                    judge_again(result, number, entry, f"{text}; images {some} are shown")
+    return [statistics.median(one[1:-1]) for one in seconds]
 
 
 def _cpu_peers(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> dict[str, float]:

@@ -119,6 +119,16 @@ def test_a_file_that_is_right_for_few_images_alone(tmp_path: Path, capsys: pytes
     assert "does not write the last image" in printed
 
 
+@needs_gxx
+def test_a_file_that_keeps_its_first_filters_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "static const std::vector<float> kept(k.dptr_, k.dptr_ + k.MSize());\n  const int B ="
+    path = changed(
+        tmp_path, "keeps.h", ("const int B =", kept), ("k[m][c][p][q]", "kept[((m * C + c) * K + p) * K + q]")
+    )
+    assert lab.main([str(path), *SMALL]) == 1
+    assert "right in its first call, and wrong in a later one" in " ".join(capsys.readouterr().out.split())
+
+
 @needs_emulator
 def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(tmp_path, "right.cu")
