@@ -212,7 +212,11 @@ class WarpgroupTile(Tile):
             "HALF_STEP_TABLE": ", ".join(table),
             "PATTERN_TABLE": ", ".join(map(str, examples)),
             **wgmma_macro("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
+            **wgmma_macro("WGMMA_ALL_COMPONENTS_OVERWRITE", 8 * self.group_tiles * self.components, overwrite=True),
             **wgmma_macro("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
+            **wgmma_macro(
+                "WGMMA_HIGH_COMPONENT_OVERWRITE", 8 * self.group_tiles if self.components == 2 else 0, overwrite=True
+            ),
         }
 
 

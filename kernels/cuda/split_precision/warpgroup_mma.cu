@@ -57,18 +57,24 @@ struct Accumulators {
     float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? COMPONENT_SUMS : 1] = {};
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
-    // k-step of row 0; that of each further row lies `back` before it.
-    __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int back) {
+    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of row 0:
+    // if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the other rows
+    // did not, it would serialize all products for want of registers (C7512).
+    __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int row_step,
+                                                   bool overwrite) {
         wgmma_fence();
 #pragma unroll
-        for (int r = 0; r < OUTPUT_ROWS; r++)
-            if (OUTPUT_ROWS == 1 || (first <= r && r <= last))
-                WGMMA_ALL_COMPONENTS(with_x_high[r], f.a[0], b - r * back);
-        if (COMPONENTS == 2)
+        for (int r = 0; r < OUTPUT_ROWS; r++) {
+            if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
+            if (overwrite && r == 0) WGMMA_ALL_COMPONENTS_OVERWRITE(with_x_high[r], f.a[0], b - r * row_step);
+            else WGMMA_ALL_COMPONENTS(with_x_high[r], f.a[0], b - r * row_step);
+        }
 #pragma unroll
-            for (int r = 0; r < OUTPUT_ROWS; r++)
-                if (OUTPUT_ROWS == 1 || (first <= r && r <= last))
-                    WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * back);
+        for (int r = 0; r < OUTPUT_ROWS && COMPONENTS == 2; r++) {
+            if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
+            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
+            else WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
+        }
         wgmma_commit();
     }
 
@@ -210,8 +216,9 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
         const int input_row = k / PER_ROW, rest = k - SHARED_ROW_STEPS, r = rest / PER_REST;
         const Fragment &f = fragments[k % 2];
         if (k < SHARED_ROW_STEPS)
-            accumulators.start_products(f, b + k * FILTER_STEP, input_row - K + 1, input_row, ROW_STEPS * FILTER_STEP);
-        else accumulators.start_products(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
+            accumulators.start_products(f, b + k * FILTER_STEP, input_row - K + 1, input_row, ROW_STEPS * FILTER_STEP,
+                                        k == 0);
+        else accumulators.start_products(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0, k == 0);
 #pragma unroll
         for (int i = 0; i < STORES_PER_STEP; i++) {
             const int now = k * STORES_PER_STEP + i, before = now - STORES_PER_STEP;
