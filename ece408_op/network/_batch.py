@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,24 @@ class _Bound:
     graph: Any = None
 
 
+class _Layer(NamedTuple):
+    """A convolution's name, operator, shape of an image of its data, and implementation."""
+
+    name: str
+    operator: Convolution
+    image: Shape
+    implementation: str
+
+
+def _records(layers: Sequence[_Layer], images: int, taken: np.ndarray) -> list[op_times.OpTime]:
+    """Return a record of each layer, for the seconds that that many images have taken."""
+    problems = [each.operator.problem((images, *each.image)) for each in layers]
+    return [
+        op_times.OpTime(each.name, problem, each.implementation, "gpu", float(seconds))
+        for each, problem, seconds in zip(layers, problems, taken)
+    ]
+
+
 class Batch:
     """The network for ``images`` images at a time: the block of memory, and sets of data and output buffers."""
 
@@ -49,13 +68,19 @@ class Batch:
         self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
         self._bound: dict[tuple[int, ...], _Bound] = {}
         nodes, computations = self.schedule.network.graph.nodes, self.schedule.computations
-        #: The convolutions, with the number of what each reads, and the share of the network's time that each takes.
-        self._convolutions = [
-            (one, nodes[number].inputs[0].node)
+        convolutions = [
+            (one, nodes[number])
             for number, one in computations.items()
             if isinstance(one, Timed) and isinstance(nodes[number].operator, Convolution)
         ]
-        self._shares = [0.0] * len(self._convolutions)
+        self._convolutions = [one for one, _ in convolutions]
+        #: What their records need; nothing that holds the GPU's memory.
+        self._layers = [
+            _Layer(node.name, node.operator, self.schedule.plan.shapes[node.inputs[0].node][1:], one.name)
+            for one, node in convolutions
+        ]
+        #: The share of the network's time that each takes.
+        self._shares: np.ndarray = np.zeros(len(convolutions))
         self._graph_runs: list[Interval] = []
 
     def prepare(self, parameters: dict[int, Any]) -> None:
@@ -72,7 +97,7 @@ class Batch:
             self.run(given, self.data[0], timed=True)
             self._gpu.stream.synchronize()
             whole = seconds(self._graph_runs)
-            self._shares = [seconds(one.intervals) / whole for one, _ in self._convolutions]
+            self._shares = np.array([seconds(one.intervals) / whole for one in self._convolutions])
             self._forget_times()
 
     def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
@@ -90,22 +115,22 @@ class Batch:
             bound.call()
         return bound.outputs
 
-    def op_times(self, images: int) -> list[op_times.OpTime]:
-        """Return the convolutions' times since the last call, for that many images in all.
+    def op_times(self, images: int) -> Callable[[], list[op_times.OpTime]]:
+        """Return what returns the convolutions' times since the last call, for that many images in all.
 
         Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
         convolution has the share of it that it had when the graph was made.
         """
-        whole, found = seconds(self._graph_runs), []
-        for (one, source), share in zip(self._convolutions, self._shares):
-            x = self.schedule.plan.shapes[source]
-            found.append(one.op_time((images, *x[1:]), seconds(one.intervals) + share * whole))
+        taken = self._shares * seconds(self._graph_runs)
+        for number, one in enumerate(self._convolutions):
+            if one.intervals:
+                taken[number] += seconds(one.intervals)
         self._forget_times()
-        return found
+        return partial(_records, self._layers, images, taken)
 
     def _forget_times(self) -> None:
         self._graph_runs.clear()
-        for one, _ in self._convolutions:
+        for one in self._convolutions:
             one.intervals.clear()
 
     def _bound_to(self, given: dict[int, Any], data: Sequence[Any]) -> _Bound:

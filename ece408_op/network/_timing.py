@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
 from typing import Any
 
 from ece408_op.graph.symbol_graph import Node
-from ece408_op.plugin import op_times
-from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from ._definition import Shape
 from ._schedule import Call, Computation
 
 #: The events before and after a call, and what queues a call between two events.
@@ -51,11 +47,3 @@ class Timed(Computation):
                 self.intervals.append(self._timer.measure(convolve))
 
         return call
-
-    @cached_property
-    def _problem_of(self) -> Callable[[Shape], ConvProblem]:
-        return lru_cache(1)(self._node.operator.problem)
-
-    def op_time(self, x: Shape, seconds: float) -> op_times.OpTime:
-        """Return the record of runs that took that long, for data of shape x in all."""
-        return op_times.OpTime(self._node.name, self._problem_of(x), self.name, "gpu", seconds)

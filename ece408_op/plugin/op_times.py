@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
@@ -49,12 +50,12 @@ class OpTime:
     call_seconds: float = 0.0
 
 
-_calls: deque[OpTime] = deque(maxlen=CAPACITY)
+_calls: deque[OpTime | Callable[[], Sequence[OpTime]]] = deque(maxlen=CAPACITY)
 _lock = Lock()
 
 
-def record(call: OpTime) -> None:
-    """Add a call to the record; safe from any thread."""
+def record(call: OpTime | Callable[[], Sequence[OpTime]]) -> None:
+    """Add a call to the record, or what returns several, when somebody reads it; safe from any thread."""
     with _lock:
         _calls.append(call)
 
@@ -67,7 +68,12 @@ def op_times() -> list[OpTime]:
     before reading the record.
     """
     with _lock:
-        return list(_calls)
+        calls = list(_calls)
+    newest: list[OpTime] = []
+    while calls and len(newest) < CAPACITY:
+        call = calls.pop()
+        newest += [call] if isinstance(call, OpTime) else reversed(call())
+    return newest[CAPACITY - 1 :: -1]
 
 
 def clear_op_times() -> None:

@@ -24,6 +24,7 @@ from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._meeting import Member
 from ece408_op.network._pooling import Pooling
+from ece408_op.network._timing import Timed
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl
@@ -240,11 +241,12 @@ def _plain(array):
     return array.values[: math.prod(array.shape)].reshape(array.shape)
 
 
-class Computation:
-    """A node by its operator's own method and its epilogue, after the package's calls for it."""
+class Computation(Timed):
+    """A node by its operator's own method and its epilogue, after the package's calls for it, which are timed."""
 
     def __init__(self, node, chosen):
         self.node, self.chosen = node, chosen
+        self.name, self.intervals = getattr(chosen, "name", ""), getattr(chosen, "intervals", [])
         self.scratch, self.prepare, self.repeatable = chosen.scratch + 4, chosen.prepare, False
 
     def bind(self, inputs, out, scratch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 
 import numpy as np
@@ -55,6 +56,13 @@ def test_the_record_is_bounded():
     (call,) = ece408_op.op_times()
     for _ in range(op_times.CAPACITY + 5):
         op_times.record(call)
+    assert len(ece408_op.op_times()) == op_times.CAPACITY
+    several = [dataclasses.replace(call, seconds=number) for number in range(7)]
+    op_times.record(lambda: several)
+    assert ece408_op.op_times() == [call] * (op_times.CAPACITY - 7) + several
+    for _ in range(op_times.CAPACITY):
+        op_times.record(lambda: several)
+    assert [one.seconds for one in ece408_op.op_times()[-15:]] == [6, *range(7), *range(7)]
     assert len(ece408_op.op_times()) == op_times.CAPACITY
     ece408_op.clear_op_times()
     assert ece408_op.op_times() == []
