@@ -28,7 +28,7 @@ _free = ctypes.PyDLL(mx.base._LIB._name).MXNDArrayFree
 _free.argtypes = [ctypes.c_void_p]
 
 
-class _Given(mx.nd.NDArray):  # type: ignore[misc]
+class Given(mx.nd.NDArray):  # type: ignore[misc]
     """A dense array of a call, which has to free its handle."""
 
     __slots__ = ()
@@ -37,8 +37,9 @@ class _Given(mx.nd.NDArray):  # type: ignore[misc]
         free(self.handle)
 
 
-def _given(handle: int) -> _Given:
-    array = object.__new__(_Given)
+def given(handle: int) -> Given:
+    """Return the array of that handle."""
+    array = object.__new__(Given)
     array.handle, array.writable = ctypes.c_void_p(handle), True
     return array
 
@@ -78,7 +79,7 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
         def call(count: int, handles: Any, tags: Any, requests: Any, is_train: int, state: Any) -> bool:
             arrays: dict[str, Any] = {name: [] for name in _TAGS}
             for handle, tag in zip(handles[:count], tags[:count]):
-                arrays[_TAGS[tag]].append(_given(handle))
+                arrays[_TAGS[tag]].append(given(handle))
             req = [_REQUESTS[number] for number in requests[: len(arrays[filled])]]
             if filled == "out_data":
                 del arrays["in_grad"], arrays["out_grad"]
@@ -94,4 +95,4 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
         return call
 
 
-__all__ = ("Operator",)
+__all__ = ("Given", "Operator", "given")

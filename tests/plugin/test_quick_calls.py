@@ -87,7 +87,7 @@ def test_calls_are_those_of_mxnet(grad_req):
 
 def test_every_array_is_freed_once_those_of_the_last_call_when_asked():
     made, freed, left, operators = [], [], [], []
-    given, delete = quick_calls._given, quick_calls._Given.__del__
+    given, delete = quick_calls.given, quick_calls.Given.__del__
 
     def marked(handle):
         made.append(handle)
@@ -106,7 +106,7 @@ def test_every_array_is_freed_once_those_of_the_last_call_when_asked():
         left.append((before, len(made) - len(freed)))
         operators.append(operator)
 
-    with mock.patch.object(quick_calls, "_given", marked), mock.patch.object(quick_calls._Given, "__del__", counting):
+    with mock.patch.object(quick_calls, "given", marked), mock.patch.object(quick_calls.Given, "__del__", counting):
         executed(quick_calls.Operator, "write", first)
         operators[-1].release()
     assert len(made) == 3 * 7 + 2 * 13
