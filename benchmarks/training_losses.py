@@ -1,4 +1,4 @@
-"""Count the convolutions of Gluon's model zoo that the operator replaces, and compare losses in training with MXNet's.
+"""Compare losses in training with MXNet's.
 
     python benchmarks/training_losses.py --out benchmarks/results/training-losses-cpu.txt
     python benchmarks/training_losses.py --gpu --out benchmarks/results/training-losses-h200.txt
@@ -84,17 +84,6 @@ def compare(name: str, where: str) -> tuple[list[str], bool]:
     return [*lines, "within the tolerance" if right else "OUT OF the tolerance", ""], right
 
 
-def counts() -> list[str]:
-    """Return a table of the convolutions of each network that are replaced, and of those that are left."""
-    mx = mxnet_import.load()
-    lines = ["replaced  left  network"]
-    for name in sorted(mx.gluon.model_zoo.model_store._model_sha1):
-        net = mx.gluon.model_zoo.vision.get_model(name, prefix="net_")
-        found = ece408_op.replace_convolution(net(mx.sym.var("data")), warn=False)
-        lines.append(f"{len(found.replaced):8}  {len(found.left):4}  {name}")
-    return [*lines, ""]
-
-
 def main() -> int:
     """Print the tables, write them to a file if asked, and return 1 if a loss is out of the tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,7 +94,6 @@ def main() -> int:
     chip = cuda.chip().name if arguments.gpu else "the CPU"
     lines = [f"MXNet {mx.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {chip}", ""]
     results = [compare(name, "GPU" if arguments.gpu else "operator") for name in NETWORKS]
-    lines += [] if arguments.gpu else counts()
     text = "\n".join([*lines, *(line for table, _ in results for line in table)])
     print(text)
     if arguments.out:

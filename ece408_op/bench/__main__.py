@@ -42,9 +42,10 @@ _COMMANDS = {
         """\
 On the CPU: calls of the operator with fresh outputs (new memory) and with reused ones (out=), MXNet's Convolution, and
 PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
-that does not support a layer is a row that says why.""",
+that does not support a layer is a row that says why. With --gradient, MXNet's backward pass and PyTorch's, and the
+operator's kernels alone.""",
         "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --precision --split-form --set --layer --random --ranges --images --seed",
+        "--context --impl --gradient --precision --split-form --set --layer --random --ranges --images --seed",
     ),
     "networks": (
         "time whole networks, and compare their predictions with MXNet's",
@@ -95,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage_error = subparsers[options.command].error
     if options.command == "layers" and options.context == "cpu" and options.precision != "float32":
         usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
-    if options.command == "layers" and options.context == "cpu" and options.split_form:
-        usage_error("--split-form: expected --context gpu")
+    if options.command == "layers" and options.split_form and (options.context == "cpu" or options.gradient):
+        usage_error("--split-form: expected --context gpu and no --gradient")
     for option, problem in (
         ("--json", folder_problem(options.json)),
         ("--plots", output_folder_problem(options.plots)),
@@ -157,6 +158,8 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     problems = {word: _layer_names.parse(word, options.images) for word in words}
     if options.random:
         problems = _layer_names.random_layers(options.random, options.seed, options.ranges, options.images)
+    if options.gradient:
+        problems = {name: getattr(problem, f"{options.gradient}_gradient") for name, problem in problems.items()}
     impls = layers.known_impls(options.impl, options.context)
     if options.context == "gpu":
         repeats = options.repeats or 20
@@ -263,6 +266,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
             "default": ["all" if sweep else "auto"],
             "help": "implementations, such as direct; or all",
         },
+        "--gradient": {"choices": ("data", "weight"), "help": "time the layers' gradients to these instead"},
         "--precision": {"choices": ("float32", "tf32", "fp16"), "default": "float32", "help": "of auto and cuDNN"},
         "--split-form": {
             "action": "store_true",

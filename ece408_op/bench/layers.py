@@ -19,7 +19,7 @@ from ece408_op.core import dispatch, timer, tuning
 from ece408_op.core.kernel import CudaKernel, Kernel, float32_bound
 from ece408_op.core.roofline import Ceilings
 from ece408_op.errors import DeviceError, UnsupportedError
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import GRADIENTS, ConvProblem
 from ece408_op.runtime import cuda
 
 from . import _split_form
@@ -103,33 +103,47 @@ def cpu_case(
     from ece408_op.plugin import bridge
 
     random = np.random.RandomState(settings.seed)
-    data, weight = mx.nd.empty(problem.x_shape), mx.nd.empty(problem.w_shape)
-    x, w = bridge.cpu_view(data), bridge.cpu_view(weight)
-    for image in x:
-        image[...] = random.random_sample(image.shape)
-    w[...] = random.standard_normal(problem.w_shape)
+    shapes, gradient = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}, problem.feature in GRADIENTS
+    arrays = {name: mx.nd.empty(shapes[name]) for name in (shapes if gradient else "xw")}
+    for which, array in arrays.items():
+        draw = random.standard_normal if which == "w" else random.random_sample
+        for part in bridge.cpu_view(array):
+            part[...] = draw(part.shape)
+    data, weight = arrays["x"], arrays["w"]
+    a, b = (bridge.cpu_view(arrays[name]) for name in problem.operands[:2])
     bound, plain = float32_bound(problem), {"kernel": problem.w_shape[2:], "num_filter": problem.filters}
     attributes = {"stride": problem.stride, "pad": problem.pad, "dilate": problem.dilate, "num_group": problem.groups}
     shape = {**plain, **(attributes if problem.needs else {})}
 
     def contestants() -> Iterator[_Contestant | Row]:
         # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
-        built_in = partial(mx.nd.Convolution, data, weight.copy(), no_bias=True, **shape)
-        yield _Contestant(BUILT_IN, _fresh_and_reused(built_in), bridge.cpu_view, bound)
+        own = {"x": data, "w": weight.copy()}
+        built_in = partial(mx.nd.Convolution, *own.values(), no_bias=True, **shape)
+        calls = _backward(built_in, own[problem.operands[2]], arrays["y"]) if gradient else _fresh_and_reused(built_in)
+        yield _Contestant(BUILT_IN, calls, bridge.cpu_view, bound)
         for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "cpu", impl)
             except UnsupportedError as error:
-                yield Row(f"New {impl}", FRESH, status=SKIPPED, reason=str(error), impl=impl)
+                yield Row(f"New {impl}", REUSED if gradient else FRESH, status=SKIPPED, reason=str(error), impl=impl)
+                continue
+            own_bound = kernel.error_bound(problem)
+            if gradient:
+                out = np.empty(problem.shapes[2], np.float32)
+                run = partial(_filled, kernel, problem, a, b, out, dispatch.thread_count(problem))
+                poison = partial(out.fill, np.nan)
+                yield _Contestant(
+                    f"New {impl}", {REUSED: (run, poison)}, lambda output: output, own_bound, impl, kernel
+                )
                 continue
             new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
-            calls, own_bound = _fresh_and_reused(new), kernel.error_bound(problem)
+            calls = _fresh_and_reused(new)
             yield _Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
         for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
-            call = _pytorch(problem, x, w, "float32", channels_last)
+            call = _pytorch(problem, a, b, "float32", channels_last)
             yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
 
-    reference = timer.Reference(x, w, _CHECKED_ON_CPU, problem)
+    reference = timer.Reference(a, b, _CHECKED_ON_CPU, problem)
     rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
     return case_of(name, problem, rows, ceilings, progress)
 
@@ -156,8 +170,36 @@ def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
     return {FRESH: (fresh, None), REUSED: (reused, poison)}
 
 
+def _filled(kernel: Any, problem: ConvProblem, a: Any, b: Any, out: Any, *threads: int) -> Any:
+    kernel.run(problem, a, b, out, *threads)
+    return out
+
+
+def _backward(call: Callable[[], Any], wanted: Any, head: Any) -> Calls:
+    """The gradient of an MXNet operator to one of its arrays; the forward pass before it is not timed."""
+    import mxnet as mx
+
+    from ece408_op.plugin import bridge
+
+    recorded: list[Any] = []
+    wanted.attach_grad()
+
+    def forward() -> None:
+        with mx.autograd.record():
+            recorded[:] = [call()]
+        recorded[0].wait_to_read()
+        bridge.cpu_view(wanted.grad).fill(np.nan)
+
+    def backward() -> Any:
+        recorded[0].backward(head)
+        wanted.grad.wait_to_read()
+        return wanted.grad
+
+    return {REUSED: (backward, forward)}
+
+
 def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
-    """PyTorch's convolution of arrays of NumPy or CuPy, with its search for cuDNN's fastest algorithm.
+    """PyTorch's result of a problem's arrays of NumPy or CuPy, with its search for cuDNN's fastest algorithm.
 
     The conversion to the memory format and to the precision is not timed.
     """
@@ -174,7 +216,14 @@ def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last
         with torch.inference_mode():
             return torch.nn.functional.conv2d(*arrays, None, *attributes).detach()
 
-    return call
+    if problem.feature not in GRADIENTS:
+        return call
+    given, shapes = dict(zip(problem.operands, arrays)), {"x": problem.x_shape, "w": problem.w_shape}
+    # Of the array whose gradient is wanted, only the shape is read.
+    given |= {name: torch.empty(shapes[name]).to(arrays[0], memory_format=layout) for name in {"x", "w"} - given.keys()}
+    wanted, way = [problem.operands[2] == name for name in ("x", "w", "bias")], (*attributes[:3], False, (0, 0))
+    passed = given["y"], given["x"], given["w"], None, *way, problem.groups, wanted
+    return lambda: torch.ops.aten.convolution_backward(*passed)[wanted.index(True)]
 
 
 def gpu_case(
@@ -183,8 +232,8 @@ def gpu_case(
     """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU."""
     cupy = cuda.cupy()
     rng = cupy.random.default_rng(settings.seed)
-    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
-    x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
+    w = rng.standard_normal(problem.shapes[1], dtype=np.float32)
+    x = 2 * rng.random(problem.shapes[0], dtype=np.float32) - 1
     case = case_of(name, problem, gpu_rows(problem, x, w, settings), ceilings, progress)
     del x, w
     cupy.get_default_memory_pool().free_all_blocks()
@@ -192,14 +241,13 @@ def gpu_case(
 
 
 def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterator[Row]:
-    """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU."""
-    out = cuda.cupy().empty(problem.y_shape, np.float32)
+    """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU.
+
+    Of a gradient, they are the two arrays that it is computed from.
+    """
+    out = cuda.cupy().empty(problem.shapes[2], np.float32)
     evict, precision = timer.Eviction(out), settings.precision
     tiles: dict[str, Mapping[str, int]] = {}
-
-    def run(kernel: Any) -> Any:
-        kernel.run(problem, x, w, out)
-        return out
 
     def contestants() -> Iterator[_Contestant | Row]:
         for impl in settings.impls:
@@ -210,7 +258,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
                 continue
             if settings.tune and isinstance(kernel, CudaKernel):
                 tiles[kernel.name] = tuning.tune(kernel, problem, x, w, out)
-            calls: Calls = {KERNEL: (partial(run, kernel), evict)}
+            calls: Calls = {KERNEL: (partial(_filled, kernel, problem, x, w, out), evict)}
             yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
         if settings.split_form:
             try:
@@ -294,4 +342,4 @@ def case_of(
             roofline = ceilings.roofline_seconds(problem, dispatch.find(row.kernel).arithmetic)
             row = replace(row, roofline_seconds=roofline)  # noqa: PLW2901
         found.append(row)
-    return Case(name, problem.batch, tuple(found), problem, ceilings.roofline_seconds(problem))
+    return Case(name, problem.batch, tuple(found), problem.convolution, ceilings.roofline_seconds(problem))

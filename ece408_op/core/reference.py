@@ -5,6 +5,7 @@ Rounding in float64 is some 2**29 times finer than in float32, so its own error 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,21 @@ def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -
     By default the plain convolution y, shape (B, M, OH, OW), of x (B, C, H, W) and w (M, C, K, L).
     """
     problem = problem or ConvProblem.from_shapes(a.shape, b.shape)
-    a, b = a.astype(np.float64), b.astype(np.float64)
     # One matrix product per group and image: (M, C K L) times (C K L, OH OW), where C and M are those of a group.
     groups, shape = problem.groups, (problem.batch, problem.groups, -1, problem.output_height * problem.output_width)
+    if isinstance(problem, WeightGradient):
+        # An image at a time, since all of them take part in each element.
+        total = np.zeros((groups, problem.filters // groups, math.prod(problem.w_shape[1:])))
+        for y, image in zip(b.reshape(shape), windows(a, problem)):
+            total += y.astype(np.float64) @ image.astype(np.float64).reshape(shape[1:]).transpose(0, 2, 1)
+        return total.reshape(problem.w_shape)
+    a, b = a.astype(np.float64), b.astype(np.float64)
     if isinstance(problem, DataGradient):
         columns = b.reshape(groups, problem.filters // groups, -1).transpose(0, 2, 1) @ a.reshape(shape)
         taps = problem.channels, problem.kernel, problem.kernel_width
         return add_windows(columns.reshape(problem.batch, *taps, *problem.y_shape[2:]), problem)
-    images = (image.reshape(shape[1:]) for image in windows(a, problem))
-    if isinstance(problem, WeightGradient):
-        rows = b.reshape(shape)
-        return sum(y @ image.transpose(0, 2, 1) for y, image in zip(rows, images)).reshape(problem.w_shape)
     filters = b.reshape(groups, problem.filters // groups, -1)
-    return np.stack([filters @ image for image in images]).reshape(problem.y_shape)
+    return np.stack([filters @ image.reshape(shape[1:]) for image in windows(a, problem)]).reshape(problem.y_shape)
 
 
 def magnitude(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:

@@ -13,13 +13,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, WeightGradient
 from ece408_op.runtime import cuda
 
 from . import reference
@@ -57,18 +57,31 @@ class Timing:
 class Reference:
     """The float64 results of some images of a layer, evenly spread: the others' outputs are checked for being finite.
 
-    x (B, C, H, W) and w (M, C / G, K, L) are finite float32 arrays of NumPy, or of CuPy on the current GPU.
+    x (B, C, H, W) and w (M, C / G, K, L), or for a gradient the two arrays that it is computed from, are finite float32
+    arrays of NumPy, or of CuPy on the current GPU. A weight gradient is the result of all images: it is compared for as
+    many filters and channels, and whole where there are groups.
     """
 
     def __init__(self, x: Any, w: Any, images: int, problem: ConvProblem | None = None) -> None:
-        self._images = np.unique(np.linspace(0, len(x) - 1, images).astype(int))
-        self._x, self._w = _numpy(x[self._images]), _numpy(w)
-        self._problem = (problem or ConvProblem.from_shapes(x.shape, w.shape)).with_batch(len(self._images))
+        def some(count: int) -> np.ndarray:
+            return np.unique(np.linspace(0, count - 1, images).astype(int))
+
+        problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
+        if not isinstance(problem, WeightGradient):
+            self._axes = [some(len(x))]
+            self._x, self._w, self._problem = x[self._axes[0]], w, problem.with_batch(len(self._axes[0]))
+        elif problem.groups > 1:
+            self._axes, self._x, self._w, self._problem = [np.arange(problem.filters)], x, w, problem
+        else:
+            filters, channels = self._axes = [some(problem.filters), some(problem.channels)]
+            self._x, self._w = x[:, channels], w[:, filters]
+            self._problem = replace(problem, filters=len(filters), channels=len(channels))
+        self._x, self._w = _numpy(self._x), _numpy(self._w)
         self._exact = reference.convolve(self._x, self._w, self._problem)
         self._magnitudes: dict[tuple[Callable[[Any], Any], ...], np.ndarray] = {}
 
     def check(self, out: Any, kernel: Kernel | None = None) -> Check:
-        """Check an output of the layer, (B, M, OH, OW) of NumPy or CuPy; the error is infinite if it is not finite.
+        """Check an output of the problem, of NumPy or CuPy; the error is infinite if it is not finite.
 
         The error is a share of the sum that the kernel's error bound is a factor of, or of the sum of |x||w|.
         """
@@ -77,12 +90,13 @@ class Reference:
             of_images, of_weights = magnitudes
             sums = reference.magnitude(of_images(self._x), of_weights(self._w), self._problem)
             self._magnitudes[magnitudes] = np.maximum(sums, np.finfo(float).tiny)
-        got = _numpy(out[self._images]).astype(np.float64)
+        got = _numpy(out[np.ix_(*self._axes)]).astype(np.float64)
         with np.errstate(invalid="ignore"):
             errors = np.abs(got - self._exact) / self._magnitudes[magnitudes]
         errors = np.where(np.isfinite(errors), errors, np.inf)
         at = np.unravel_index(int(errors.argmax()), errors.shape)
-        index = [int(self._images[at[0]]), *map(int, at[1:])]
+        index = [int(axis[place]) for axis, place in zip(self._axes, at)]
+        index += map(int, at[len(index) :])
         worst = f"worst element {index}: got {got[at]:.9g}, expected {self._exact[at]:.9g}"
         if np.isfinite(errors[at]) and not _all_finite(out):
             return Check(math.inf, "expected finite values in every image, got NaN or infinity")

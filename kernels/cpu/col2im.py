@@ -130,7 +130,7 @@ def limits(problem: ConvProblem) -> list[str]:
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``direct`` (fitted to benchmarks/gradients.py on a Zen 4)."""
+    """Return whether it is expected to be faster than ``direct`` (fitted to times on a Zen 4)."""
     if direct.KERNEL.not_supported_reasons(problem):
         return True
     around = problem.height * problem.width / (problem.output_height * problem.output_width)

@@ -45,10 +45,10 @@ _TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS = 10, 3, 0.05
 #: Seconds of all plans of a layer after which no further plan is timed.
 TIMED_SECONDS = 1.0
 #: From this many channels and filters on, cuDNN is faster than blocked_gemm, in a forward pass and in a gradient to the
-#: weight (benchmarks/gradients_gpu.py).
+#: weight (ece408-bench layers --gradient weight).
 _WIDE, _WIDE_WEIGHT_GRADIENT = 64, 32
 #: The tile of cuDNN's FFT, and the elements of a filter, by the share of the tiles that an image uses, from which on it
-#: is faster than three products on tensor cores (the same script).
+#: is faster than three products on tensor cores (the same command).
 _FFT_TILE, _FFT_ELEMENTS = 32, 20
 
 

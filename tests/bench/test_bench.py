@@ -58,6 +58,18 @@ def test_the_layers_are_timed_checked_and_written(mxnet, tmp_path, capsys):
         assert case.row("New direct", FRESH).kernel == "direct"
 
 
+@pytest.mark.parametrize("gradient", ["data", "weight"])
+def test_gradients_are_timed_and_checked(gradient, mxnet, tmp_path):
+    file = tmp_path / "bench.json"
+    layers = ["--layer", "2x10x11x3x3", "4x9x8x6x3s2p1", *SMALL]
+    assert main(["layers", "--gradient", gradient, *layers, "--impl", "auto", "loops", "--json", str(file)]) == 0
+    for case in results.read(file).cases:
+        row = case.row("New auto", REUSED)
+        assert row.error <= row.bound
+        assert case.ratio(row, "MXNet") > 0
+        assert f"it does not support {gradient} gradient" in case.row("New loops", REUSED).reason
+
+
 def test_without_a_subcommand_auto_runs_on_layers(mxnet, capsys):
     assert main(TWO_LAYERS) == 0
     names = [row[2] for row in rows_of(capsys.readouterr().out) if row[0] == "2x10x11x3x3"]

@@ -57,6 +57,18 @@ def test_layers_are_checked_and_written_with_what_is_launched(tmp_path, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gradient", ["data", "weight"])
+def test_gradients_are_checked(gradient, tmp_path):
+    require_gpu()
+    file = tmp_path / "bench.json"
+    layers = ["--layer", "3x20x21x5x3", "36x13x17x40x3s2p1", "--images", "50", "--repeats", "2"]
+    arguments = ["layers", "--context", "gpu", "--gradient", gradient, "--impl", "auto", "blocked_gemm"]
+    assert main([*arguments, *layers, "--json", str(file)]) == 0
+    for case in results.read(file).cases:
+        assert all(row.status == PASSED and row.error <= row.bound for row in case.rows)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_a_layer_on_split_activations_is_checked(precision, tmp_path):
     require_gpu()

@@ -65,6 +65,18 @@ def test_an_element_that_is_not_finite_is_found_in_every_image(index, value):
     assert CHECK(changed(index, value)).error == math.inf
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["data_gradient", "weight_gradient"])
+def test_a_wrong_element_of_a_gradient_is_found_and_named(kind, groups):
+    problem = getattr(ConvProblem(5, 4, 8, 9, 5 * groups, 3, stride=(2, 1), pad=(1, 0), groups=groups), kind)
+    a, b = (RANDOM.randn(*shape).astype(np.float32) for shape in problem.shapes[:2])
+    right, check = reference.convolve(a, b, problem).astype(np.float32), timer.Reference(a, b, 2, problem).check
+    assert check(right).error <= float32_bound(problem)
+    right[4, -1, 2, 0] += 1
+    assert check(right).error > float32_bound(problem)
+    assert f"worst element [4, {right.shape[1] - 1}, 2, 0]: " in check(right).worst
+
+
 def test_one_wrong_call_among_right_ones_counts():
     outputs = iter([RIGHT, RIGHT, RIGHT + np.float32(0.01), RIGHT])
     timing = timer.measure(lambda: next(outputs), timer.cpu_clock, check=CHECK, repeats=3)
