@@ -10,11 +10,7 @@ import hashlib
 import os
 import re
 import struct
-import threading
 import tracemalloc
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -60,19 +56,10 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The published folder behind the second mirror; the first one does not answer."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(published)))
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    monkeypatch.setattr(_fashion_mnist, "MIRRORS", (NOWHERE[0], f"http://127.0.0.1:{http.server_address[1]}/"))
-    yield published
-    http.shutdown()
-    http.server_close()
+def server(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The published folder as the second mirror; the first one does not answer."""
+    monkeypatch.setattr(_fashion_mnist, "MIRRORS", (NOWHERE[0], f"{published.as_uri()}/"))
+    return published
 
 
 def copy(source: Path, target: Path) -> None:
