@@ -90,7 +90,7 @@ def limits(problem: ConvProblem) -> list[str]:
 
 def is_profitable(problem: ConvProblem) -> bool:
     """Return whether it is expected to be faster than ``direct``, and whether its errors are as small."""
-    if problem.products < PRODUCTS or limits(problem):
+    if problem.products < PRODUCTS or KERNEL.not_supported_reasons(problem):
         return False
     plan = make_plan(_padded.forward(problem), cpu().lanes)
     channels, filters, lanes = plan.layer.channels, plan.layer.filters, plan.lanes

@@ -63,6 +63,7 @@ LAYERS = [
     ConvProblem(2, 5, 19, 21, 7, 3, pad=(2, 2), dilate=(2, 2)),
     ConvProblem(2, 2, 3, 4, 3, 5, 6, pad=(1, 1)),  # a filter as large as the padded image
     ConvProblem(1, 2, 1, 1, 3, 3, pad=(1, 1)),
+    ConvProblem(2, 2, 1, 3, 64, 3, stride=(2, 1), pad=(2, 1)),  # an output smaller than the filter, of many channels
 ]
 #: Plain layers, for the kernels that compute the convolution.
 FORWARD = [
