@@ -68,8 +68,8 @@ constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
 // mbarriers: two of each kind, and how many arrivals complete a phase of each.
 constexpr int FULL = 0, EMPTY = 2;                   // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
-constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the copy engine stores
-constexpr int INPUT_LOADED = 10;                     // of inputs that the copy engine loads
+constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the TMA unit stores
+constexpr int INPUT_LOADED = 10;                     // of inputs that the TMA unit loads
 
 // One tile: its first image and their number, and its first output row.
 struct WorkTile {
@@ -138,7 +138,8 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * WORD_TAPS[k].offset(), 4 * WORD_TAPS[k + 4].offset());
     }
-    // One thread initialises all barriers: of several lanes, compute-sanitizer reports an error that is not there.
+    // One thread initialises all barriers: of several lanes, compute-sanitizer reports a false positive. TMA may use them:
+    // convolution.cu's fence_async_proxy comes between.
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < Config::barriers; i++) {

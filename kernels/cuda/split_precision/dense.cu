@@ -4,9 +4,9 @@
 //     w --split_w--> tiles --bulk-->  x and w tiles     <-empty--   split x, multiply       --> sums
 //     sums of all slices of K --finish--> y
 //
-// The consumers convert x from shared memory into registers, wgmma's operand A, and take turns: one multiplies
-// while the other converts. The values of a row of x in a k-step are scaled by a power of two of their own, those of a
-// row of w by one (split.cuh has the arithmetic).
+// The consumers convert x from shared memory into registers, wgmma's operand A, and ping-pong: one multiplies while the
+// other converts. A k-step is 64 products of a sum. The values of a row of x in a k-step are scaled by a power of two of
+// their own, those of a row of w by one (split.cuh has the arithmetic).
 //
 // Arithmetic intensity: a k-step of a block copies (128 + tile_columns) x 256 bytes for 3 x 2 x 128 x tile_columns x 64
 // FLOP: 109 FLOP per byte for 168 columns. x is read once per column tile.
@@ -21,12 +21,12 @@ constexpr int SUMS = Config::tile_columns / 2;  // accumulators of a thread, of 
 constexpr int HALF_BYTES = Config::tile_rows * ROW_BYTES;  // 32 values of each row of x
 constexpr int W_BYTES = 2 * Config::tile_columns * ROW_BYTES, STAGE_BYTES = 2 * HALF_BYTES + W_BYTES;  // high and low
 constexpr int PITCH = Config::column_tiles * Config::tile_columns;
-constexpr int SPREAD = 36;            // sums are long: a value 2^36 below the largest errs by at most 2^-50 of that
+constexpr int SPREAD = 36;            // sums are long: a value 2^36 below the largest errs by 2^-50 of the largest
 constexpr int LARGEST_EXPONENT = 90;  // of x: unscaled sums then stay within float32
 
 // Convert: a block splits its row of w into tiles of tile_columns rows. In a tile's row of 128 bytes, the 16-byte units
-// have the order of the 128-byte swizzle: unit ^ row % 8. A lane of a consumer reads four neighbouring values of x for
-// 16 products; units hold the weights in the same order. Columns from K on are zeros. Stores the row's exponent, or
+// have the order of the 128-byte swizzle: unit ^ row % 8. Each consumer lane reads four neighbouring values of x for 16
+// products; units hold the weights in the same order. Columns from K on are zeros. Stores the row's exponent, or
 // UNSPLITTABLE.
 extern "C" __global__ void __launch_bounds__(256)
     split_w(const float *__restrict__ w, uint4 *__restrict__ tiles, int *__restrict__ exponents) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void produce(const TensorMap &x, const float *w, unsi
 // A lane's values of x of a k-step: the operand A of four wgmmas, rows g = lane / 4 and g + 8 of a warp's 16.
 struct Fragments {
     unsigned high[K_STEP / 16][4], low[K_STEP / 16][4];
-    float unscaled[2];  // the powers of two that undo the scales
+    float inverse_scale[2];
 
     // Behind the wait for the wgmmas that read these registers: the compiler must not use them for something else before.
     static __device__ __forceinline__ void keep(unsigned (&registers)[K_STEP / 16][4]) {
@@ -103,7 +103,7 @@ struct Fragments {
             int exponent = range.exponent(false, SPREAD);
             if (max(exponent, -exponent) > LARGEST_EXPONENT) unsplittable[r] = true, exponent = 0;
             const float scale = power_of_two(exponent);
-            unscaled[r] = power_of_two(-exponent);
+            inverse_scale[r] = power_of_two(-exponent);
 #pragma unroll
             for (int i = 0; i < K_STEP / 16; i++)
 #pragma unroll
@@ -158,7 +158,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
         mbarrier_arrive(empty + stage);
         // Accumulator promotion: float32 additions round, where the tensor cores truncate.
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) total[i] = fmaf(sums[i], f.unscaled[i / 2 % 2], total[i]);
+        for (int i = 0; i < SUMS; i++) total[i] = fmaf(sums[i], f.inverse_scale[i / 2 % 2], total[i]);
         if (++stage == Config::stages) stage = 0, phase ^= 1;
     }
 }

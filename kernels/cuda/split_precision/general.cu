@@ -1,26 +1,25 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
 // Compiled behind the .cuh files of wide.SHARED_SOURCES.
 //
-// The convolution is a matrix product of output pixels by filters, summed over C K K products. The product's left
-// matrix, the input windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride,
-// padding and dilation. The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
+// The convolution is a matrix product of output pixels by filters, with GEMM K = C K K. The left matrix, the input
+// windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride, padding and dilation.
+// The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
 //
-//     a block           128 output pixels (numbered through all images) x 128, 96, 64 or 32 filters; with one
-//                       component, more of either
+//     a block           64 to 256 output pixels (numbered through all images) x 32 to 256 filters
 //     a pipeline stage  stage_channels channels of one filter element (tap):
 //
 //                       channels               channels
 //             pixels [ x high | x low ]  filters [ w high | w low ]      in shared memory, rows swizzled
 //
-//     a consumer        64 of the pixels: y += high high + (high low + low high) / 2^11
+//     a consumer        its share of these outputs: y += high high + (high low + low high) / 2^11
 //
 // Every image and every filter is scaled by a power of two of its own. split.cuh has the arithmetic, wide.py the error.
 //
 // Arithmetic intensity: per channel of a stage, 128 x 128 multiply-adds of three products each for 4 (128 + 128) bytes
-// from L2, that is 96 FLOP per byte. Layers with long sums are limited by L2 and the tensor cores, those with short
-// sums by device memory: the split copy adds one pass over the images.
+// from L2, that is 96 FLOP per byte. Layers with a long reduction are limited by L2 and the tensor cores, those with a
+// short one by device memory: the split copy adds one pass over the images.
 //
-// Launches, in order: split_filters (once per call); then for every group of images range_of_images, split_images,
+// Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
 // Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value; split_form, for the arrays
@@ -33,7 +32,7 @@
 extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,
                     long long first) {
-    // split_filters empties the list for the first group.
+    // split_filters empties the list for the first chunk.
     if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) listed[0] = 0;
     const float *const image = x + (first + blockIdx.y) * IMAGE;
     constexpr long long SHARE = (IMAGE + Config::range_blocks - 1) / Config::range_blocks;

@@ -17,8 +17,8 @@
 // M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second layer of
 // the course's 2018 spring. What limits it: shared-memory bandwidth, half of which B takes, and the registers of a
 // thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Restrictions: sm_90a; at most 32 / row_accumulators
-// filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup
-// level matrix instructions" in the PTX ISA.
+// filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup level matrix instructions" in the PTX
+// ISA.
 
 constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;  // at least one unit of a tile per warpgroup
 constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_piece(const Shared &s, float *y, const Wor
     }
 }
 
-// Have the copy engine store a tile's staged outputs while the math warps go on. It writes whole runs of y: only their
+// Have the TMA unit store a tile's staged outputs while the math warps go on. It writes whole runs of y: only their
 // ends are parts of a 32-byte sector.
 __device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread) {
     constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             done++;
             wgmma_wait<0>();
             if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
-            // The copy engine has read the outputs of iteration `given`, which this warpgroup gave it.
+            // The TMA unit has read the outputs of iteration `given`, which this warpgroup gave it.
             if (Config::bulk_store && given >= 0) {
                 bulk_store_wait_read();
                 mbarrier_arrive(s.barriers + OUTPUT_STORED + given % 2);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         if (!Config::bulk_store) continue;
         fence_async_proxy();
         mbarrier_arrive(s.barriers + OUTPUT_STAGED + stage);
-        // The warpgroup that had the last piece gives the copy engine the tile's outputs, when all of them are staged.
+        // The warpgroup that had the last piece gives the TMA unit the tile's outputs, when all of them are staged.
         if (next_unit != WARPGROUPS - 1) continue;
         mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
         store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp);

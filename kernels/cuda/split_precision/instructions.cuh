@@ -50,7 +50,8 @@ __device__ __forceinline__ bool mbarrier_phase_ended(Barrier *barrier, int parit
 #endif
     return ended;
 }
-// Wait for the end of phase number `phase`, counted from 0. The whole warp calls it.
+// Wait for the end of a phase, of which the parity counts: the first phase has 0, and 1 passes on a fresh barrier. The
+// whole warp calls it.
 __device__ __forceinline__ void mbarrier_wait(Barrier *barrier, int phase) {
     while (!mbarrier_phase_ended(barrier, phase & 1)) {}
     __syncwarp();
@@ -77,7 +78,7 @@ __device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 
                  ::"r"(int(condition)), "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
-// Bulk copies by the copy engine (sm_90, CUDA 12): multiples of 16 bytes. A load arrives at a barrier; stores are
+// Bulk copies by the TMA unit (sm_90, CUDA 12): multiples of 16 bytes. A load arrives at a barrier; stores are
 // committed, and waited for until their source may be overwritten.
 __device__ __forceinline__ void bulk_load(float *to, const float *from, int bytes, Barrier *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -94,7 +95,7 @@ __device__ __forceinline__ void bulk_store_wait_read() {
 }
 // Wait until this thread's bulk stores have been written.
 __device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Make this thread's writes to shared memory visible to the copy engine and to wgmma (the asynchronous proxy).
+// Make this thread's writes to shared memory visible to the async proxy: TMA and wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -23,7 +23,7 @@ constexpr int M_TILES = Config::m_tiles;
 constexpr int UNITS = (POSITIONS + 16 * M_TILES - 1) / (16 * M_TILES);
 constexpr int IMAGE_POSITIONS = TILE_LINES * TILE_COLUMNS;
 
-// Four neighbouring outputs to y, past the cache, which the inputs need.
+// Four neighbouring outputs to y, evict-first, so that L2 keeps the inputs.
 __device__ __forceinline__ void store(float *to, const float (&v)[4]) {
     if constexpr (Config::store_floats == 4) {
         __stcs(reinterpret_cast<float4 *>(to), make_float4(v[0], v[1], v[2], v[3]));
@@ -59,7 +59,7 @@ struct LaneTile {
 
 // Main loop with filters in registers, of units `unit`, unit + MATH_WARPS, ... of a tile. Returns the first number beyond
 // the tile. A unit's fragments replace those of the unit before, k-step by k-step.
-template <int STEPS, int TILES>  // K_STEPS and COLUMN_TILES
+template <int STEPS, int TILES>  // K_STEPS and COLUMN_TILES; 1 and 1 in a call that `if constexpr` discards
 __device__ __forceinline__ int multiply_by_kept_filters(const Shared &s, const LaneTile &tile, int unit,
                                                         const FilterFragment (&kept)[STEPS][TILES]) {
     const int g = tile.g, t = tile.t;
@@ -151,7 +151,7 @@ __device__ __forceinline__ int multiply_kept_positions(const Shared &s, const La
 }
 
 // The math warps' loop over tiles. All warps begin a tile together: parts of one line of y that two warps store then
-// leave the cache as one.
+// merge in L2.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const FilterFragment *const filters =

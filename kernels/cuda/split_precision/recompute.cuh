@@ -25,7 +25,7 @@ constexpr int RECOMPUTED = 8;
 template <typename Load, typename Store>
 __device__ __forceinline__ void recompute_pixel(const float *w, int image, int group, int filter0, int pixel,
                                                 const Load &load, const Store &store) {
-    constexpr int GROUP = Config::filters;
+    constexpr int FILTERS = Config::filters;
     const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
     const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
     float sums[RECOMPUTED] = {};
@@ -40,7 +40,7 @@ __device__ __forceinline__ void recompute_pixel(const float *w, int image, int g
             const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
 #pragma unroll
             for (int f = 0; f < RECOMPUTED; f++) {
-                const int filter = group * GROUP + min(filter0 + f, GROUP - 1);
+                const int filter = group * FILTERS + min(filter0 + f, FILTERS - 1);
                 products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
             }
         }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void recompute_pixel(const float *w, int image, int g
     }
 #pragma unroll
     for (int f = 0; f < RECOMPUTED; f++)
-        if (filter0 + f < GROUP) store(image, group * GROUP + filter0 + f, pixel, sums[f]);
+        if (filter0 + f < FILTERS) store(image, group * FILTERS + filter0 + f, pixel, sums[f]);
 }
 
 // A warp's share: a lane computes RECOMPUTED filters of a pixel. image_of(number) returns the image of a number below
@@ -57,14 +57,14 @@ __device__ __forceinline__ void recompute_pixel(const float *w, int image, int g
 template <typename ImageOf, typename Load, typename Store>
 __device__ __forceinline__ void recompute(const float *w, int count, int warp, int warps, const ImageOf &image_of,
                                           const Load &load, const Store &store) {
-    constexpr int FILTERS = RECOMPUTED, GROUP = Config::filters, FILTER_BLOCKS = (GROUP + FILTERS - 1) / FILTERS;
+    constexpr int FILTER_BLOCKS = (Config::filters + RECOMPUTED - 1) / RECOMPUTED;
     constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 31) / 32;
     constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
     for (long long i = warp; i < count * IMAGE_BLOCKS; i += warps) {
         const int block = i % IMAGE_BLOCKS / PIXEL_BLOCKS, image = image_of(int(i / IMAGE_BLOCKS));
         const int pixel = i % PIXEL_BLOCKS * 32 + threadIdx.x % 32;
         if (image < 0 || pixel >= OUTPUT_AREA) continue;
-        recompute_pixel(w, image, block / FILTER_BLOCKS, block % FILTER_BLOCKS * FILTERS, pixel, load, store);
+        recompute_pixel(w, image, block / FILTER_BLOCKS, block % FILTER_BLOCKS * RECOMPUTED, pixel, load, store);
     }
 }
 

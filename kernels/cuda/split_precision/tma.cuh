@@ -6,7 +6,7 @@ struct alignas(64) TensorMap {
     unsigned char bytes[128];
 };
 
-// Make initialised barriers visible to the copy engine.
+// Make initialised barriers visible to the TMA unit.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -30,18 +30,18 @@
 //      outputs.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
-// per tile, and y once. The course's last layer has 168 FLOP per byte; an H200 balances at 69, a third of its fp16
-// rate over its memory's. What limits it: shared memory and tensor cores together, and the registers that hold the
-// sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps (_candidate_tiles.py), which the
-// compiler writes out. See "Asynchronous warpgroup level matrix instructions" in
-// the PTX ISA, and CUTLASS's persistent cooperative kernels.
+// per tile, and y once. The course's last layer (12 x 33 x 33, 24 filters of 7 x 7) has 168 FLOP per byte; an H200
+// balances at 69, a third of its fp16 rate over its memory's. What limits it: shared memory and tensor cores together,
+// and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps
+// (_candidate_tiles.py), which the compiler writes out. See "Asynchronous warpgroup level matrix instructions" in the
+// PTX ISA, and CUTLASS's persistent cooperative kernels.
 
 // Read from the end: `consume` calls the main loop, then `stage_output`; the main loop of the next unit stores what a
 // StagedOutput describes.
 
 constexpr int WARPGROUPS = MATH_WARPS / 4;
 constexpr int UNITS = (POSITIONS + 63) / 64 * COLUMN_GROUPS;  // of a tile
-// A thread's sums of one output row with one component of w, and with all.
+// A thread's sums per output row: one component of w, and all.
 constexpr int COMPONENT_SUMS = 4 * GROUP_TILES, SUMS = COMPONENTS * COMPONENT_SUMS;
 constexpr int SHARED_ROW_STEPS = ROW_STEPS * (K + OUTPUT_ROWS - 1);
 constexpr int ALL_STEPS = SHARED_ROW_STEPS + OUTPUT_ROWS * Config::rest_k_steps;  // k-steps that are read
@@ -57,9 +57,9 @@ struct Accumulators {
     float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? COMPONENT_SUMS : 1] = {};
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
-    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of row 0:
-    // if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the other rows
-    // did not, it would serialize all products for want of registers (C7512).
+    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of
+    // row 0: if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the other
+    // rows did not, it would serialize all products for want of registers (C7512).
     __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int row_step,
                                                    bool overwrite) {
         wgmma_fence();
@@ -72,8 +72,9 @@ struct Accumulators {
 #pragma unroll
         for (int r = 0; r < OUTPUT_ROWS && COMPONENTS == 2; r++) {
             if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
-            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
-            else WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
+            const unsigned *const a = f.a[COMPONENTS - 1];
+            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], a, b - r * row_step);
+            else WGMMA_HIGH_COMPONENT(with_x_low[r], a, b - r * row_step);
         }
         wgmma_commit();
     }

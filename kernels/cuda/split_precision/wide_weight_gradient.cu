@@ -24,7 +24,7 @@
 // magnitude lies in [2^14, 2^15). sum_tiles computes channels and filters with an infinity or a NaN in float64.
 //
 // Arithmetic intensity: 96 FLOP per byte from L2 with 128 x 128 sums, as in general.cu. L2 and splitting limit it.
-// Launches, for every group of images: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles, sum_tiles.
+// Launches, for each chunk of the batch: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles, sum_tiles.
 //
 // Config beyond wide_tile.cuh's. tile_pixels: 64 per unit. x_parts, y_parts: blocks per channel in channel_ranges.
 // x_vector, y_vector: floats per load there. blocks: the grid of weight_gradient_tiles. low_stages: stages after which
