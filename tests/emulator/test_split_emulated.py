@@ -41,8 +41,7 @@ def _fitting(kind: type[Tile], problem: ConvProblem, chip: Chip, **wanted: objec
     return [
         tile
         for tile in candidates(kind, problem.with_batch(16), chip, 16, 2)
-        if tile.shared_bytes <= chip.shared_bytes
-        and all(getattr(tile, name) == value for name, value in wanted.items())
+        if all(getattr(tile, name) == value for name, value in wanted.items())
     ]
 
 

@@ -15,13 +15,11 @@ from ece408_op.core import tuning
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div, round_up
 
-from ._shared_memory_layout import NO_TAP, layout, layouts_by_conflicts, one_channel_layout
+from ._shared_memory_layout import NO_TAP, Stage
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 #: The alignment in bytes of whole arrays, as far as kernels ask.
 ALIGNED = 16
-#: The most shared memory of a tile that nearly fits, as a share of the chip's, and how many such tiles are examined.
-_NEARLY, _MOST_NEARLY = 1.1, 2
 #: How much longer a tile with accumulator promotion may take than one without it, for a long sum.
 _PROMOTION_IS_WORTH = 1.09
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
@@ -90,12 +88,13 @@ def _regions(problem: ConvProblem, chip: Chip, rows: int, aligned: int, componen
                 yield {**cut, "input_from_global": from_global}
 
 
-def _words(problem: ConvProblem, cut: _Fields, shifts: int = 1, by_row: int = 0) -> _Fields:
-    """Return the strides and the taps of a stage."""
-    rows, width = shifts * max(1, by_row), problem.width + 2 * problem.pad[1]
-    height = rows * cut["tile_lines"] + problem.kernel - 1
-    found = layout(problem.channels, problem.kernel, shifts, by_row, problem.output_width, width, height)
-    return dict(zip(("row_stride", "plane_stride", "taps", "row_k_steps"), found))
+def _words(problem: ConvProblem, cut: _Fields, step: int = 1, shifts: int = 1, by_row: int = 0) -> _Fields:
+    """Return what a tile's layout depends on, the smallest strides, and taps: ``_laid_out`` replaces both."""
+    columns, width = ceil_div(problem.output_width, step), ceil_div(problem.width + 2 * problem.pad[1], step)
+    height = shifts * max(1, by_row) * cut["tile_lines"] + problem.kernel - 1
+    stage = Stage(problem.channels, problem.kernel, columns, width, height, step, shifts, by_row)
+    taps = (NO_TAP,) * 8 * stage.k_steps
+    return {"stage": stage, "row_stride": width, "plane_stride": height * width, "taps": taps}
 
 
 def _wanted_interval(k_steps: int, components: int) -> int:
@@ -115,15 +114,16 @@ def _one_channel(problem: ConvProblem, chip: Chip, aligned: int, components: int
         height = lines + problem.kernel - 1
         if 4 * images * height * problem.width > chip.shared_bytes:
             continue
-        words = one_channel_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
-        k_steps = len(words[2]) // 8
+        cut = {"tile_images": images, "tile_lines": lines, "copy_floats": _copy_floats(problem, lines, aligned)}
+        words = _words(problem, cut, step=2)
+        k_steps = words["stage"].k_steps
         stays = tiles <= _MOST_TILES and 2 * components * k_steps * (tiles + 2) <= _MOST_KEPT
         m_tiles = 1 if stays else next((n for n in (2, 1) if k_steps * n * 4 * components <= _KEPT_REGISTERS), 0)
         if not m_tiles:
             return
         yield {
-            **dict(zip(("row_stride", "plane_stride", "taps"), words)),
-            **{"tile_images": images, "tile_lines": lines, "copy_floats": _copy_floats(problem, lines, aligned)},
+            **cut,
+            **words,
             **{"group_tiles": tiles, "math_warps": 8, "m_tiles": m_tiles, "filter_shifts": 2},
             "producer_warps": 4 if stays and k_steps > 2 else 8,
             "filters_in_registers": stays,
@@ -149,7 +149,7 @@ def _mma_sync(problem: ConvProblem, chip: Chip, aligned: int, components: int) -
     tiles = ceil_div(problem.filters, 8)
     for region in _regions(problem, chip, 1, aligned, components):
         words = _words(problem, region)
-        k_steps = len(words["taps"]) // 8
+        k_steps = words["stage"].k_steps
         shared = k_steps * tiles * 256 * components <= _MOST_FILTERS
         for shape in _mma_sync_shapes(k_steps, tiles, components):
             yield {**region, **words, **shape, "filters_in_shared": shared}
@@ -188,8 +188,8 @@ def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) 
         if shifts * rows > problem.output_height:
             continue
         for region in _regions(problem, chip, shifts * rows, aligned, components):
-            words = _words(problem, region, shifts, by_row)
-            k_steps, row_k_steps = len(words["taps"]) // 8, words["row_k_steps"]
+            words = _words(problem, region, 1, shifts, by_row)
+            k_steps, row_k_steps = words["stage"].k_steps, words["stage"].row_k_steps if by_row else 0
             read = row_k_steps * (problem.kernel - 1 + rows) + rows * (k_steps - problem.kernel * row_k_steps)
             if not 1 < read <= _MOST_WRITTEN or (not by_row and k_steps > _MOST_STEPS):
                 continue
@@ -260,14 +260,12 @@ def kernel_name(kind: type[Tile], components: int) -> str:
     return f"fp16x{2 * components - 1}_{kind.name}"
 
 
-def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> list[Tile]:
-    """Return the candidate tiles for arrays at multiples of ``aligned`` bytes, the most promising first.
-
-    Those that nearly fit shared memory are among them.
-    """
+def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[Tile]:
+    """Yield the tiles for arrays at multiples of ``aligned`` bytes that fit shared memory, the most promising first."""
     recorded = tuning.recorded_tile(kernel_name(kind, components), layer, chip)
     ranked: Callable[..., list[Tile]] = _ranked  # mypy takes the hash of the class for that of its instances
-    return ranked(kind, layer, chip, aligned, components, tuple(recorded.items()))
+    tiles = ranked(kind, layer, chip, aligned, components, tuple(recorded.items()))
+    yield from filter(None, (_laid_out(tile, chip) for tile in tiles))
 
 
 @lru_cache(maxsize=256)
@@ -285,20 +283,7 @@ def _ranked(
         return another, tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
 
     tiles = (kind(layer, components, **fields) for fields in _CANDIDATES[kind](layer, chip, aligned, components))
-    fitting = (each for each in tiles if each.shared_bytes <= chip.shared_bytes * (_NEARLY if each.row_k_steps else 1))
-    return sorted(fitting, key=rank)
-
-
-def _best_tile(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
-    nearly = 0
-    for tile in candidates(kind, layer, chip, aligned, components):
-        nearly += tile.shared_bytes > chip.shared_bytes
-        if tile.shared_bytes > chip.shared_bytes and nearly > _MOST_NEARLY:
-            continue
-        improved = _with_fewest_conflicts(tile, chip)
-        if improved.shared_bytes <= chip.shared_bytes:
-            return improved
-    return None
+    return sorted((each for each in tiles if each.shared_bytes <= chip.shared_bytes), key=rank)
 
 
 def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
@@ -308,17 +293,15 @@ def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, com
     arrays serves.
     """
     layer = layer.with_batch(MOST_IMAGES)  # one tile, one binary, for every batch
-    return _best_tile(kind, layer, chip, aligned, components) or _best_tile(kind, layer, chip, 4, components)
+    found = (next(candidates(kind, layer, chip, each, components), None) for each in (aligned, 4))
+    return next(filter(None, found), None)
 
 
 @lru_cache(maxsize=256)
-def _with_fewest_conflicts(tile: Tile, chip: Chip) -> Tile:
-    """Return the tile with the strides that cause the fewest bank conflicts, of those that fit."""
-    if not tile.row_k_steps:
+def _laid_out(tile: Tile, chip: Chip) -> Tile | None:
+    """Return the tile with the strides and taps that cause the fewest bank conflicts, of those that fit, if any do."""
+    if tile.stage is None:
         return tile
-    problem, width = tile.layer, tile.layer.width + 2 * tile.layer.pad[1]
-    sizes = (tile.tile_columns, width, tile.stage_rows, tile.position_rows)
-    layouts = layouts_by_conflicts(problem.channels, problem.kernel, *sizes)
-    improved = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
-    fitting = (each for each in improved if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
-    return next(fitting, tile)
+    layouts = tile.stage.layouts()
+    found = (replace(tile, row_stride=row, plane_stride=plane, taps=taps) for row, plane, taps in layouts)
+    return next((each for each in found if each.shared_bytes <= chip.shared_bytes), None)

@@ -1,14 +1,15 @@
 """The order of a sum's products, and the strides of a stage, such that reads of shared memory have few bank conflicts.
 
 A word holds two products of one input pixel: channels 2 p and 2 p + 1 of plane p, or, in the plane of an odd last
-channel, two neighbouring rows or columns. A k-step takes eight words per position, lane t of four the words t and
-t + 4. The order of the words is free; here they are put together such that the reads of four lanes for eight positions
-each fall on different banks.
+channel, two neighbouring columns, or rows where k-steps span rows. A k-step takes eight words per position, lane t of
+four the words t and t + 4. The order of the words is free; here they are put together such that the reads of four
+lanes for eight positions each fall on different banks.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,24 +19,13 @@ from ece408_op.runtime.launch import ceil_div, round_up
 _LANES, _BANKS = 8, 32
 #: A plane stride, in words, at which planes are far apart: a multiple of the banks, and more than one read spans.
 _FAR = 128
-#: How many words are searched for one that lies in other banks than those chosen.
-_SEARCHED = 160
-#: With more words than this only one row stride is tried: the search takes long.
-_MANY = 800
+#: Plane strides modulo the banks that are tried; that of a single plane, which separates images alone.
+_OFFSETS, _ONE_PLANE = (0, 4, 8, 12, 16, 20, 24, 28), (9,)
+#: Cycles of a read that are worth a stage twice as large.
+_PADDING_COSTS = 0.1
 #: A plane, row and column: the place of a word, seen from a position.
 Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
-
-#: Plane strides modulo the banks that are tried.
-_OFFSETS = (0, 4, 8, 12, 16, 20, 24, 28)
-
-
-def _taps(channels: int, rows: int, kernel: int, pairs_rows: bool = False) -> list[Tap]:
-    """Return every word of the rows of a window, plane by plane; an odd last channel's hold two rows or columns."""
-    taps = [(p, i, j) for p in range(channels // 2) for i in range(rows) for j in range(kernel)]
-    down, across = (2, 1) if pairs_rows else (1, 2)
-    odd = [(channels // 2, i, j) for i in range(0, rows, down) for j in range(0, kernel, across)]
-    return taps + odd * (channels % 2)
 
 
 def _no_conflict(distance: int, step: int) -> bool:
@@ -46,101 +36,26 @@ def _no_conflict(distance: int, step: int) -> bool:
     return abs(distance) < step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
 
 
-def _ordered(taps: list[Tap], row_stride: int, plane_stride: int, step: int = 1) -> tuple[tuple[Tap, ...], int]:
-    """Return the taps in whole k-steps whose halves have no conflicts where possible, and how many words have one."""
+@lru_cache(maxsize=1024)
+def _ordered(taps: tuple[Tap, ...], row_stride: int, plane_stride: int, step: int) -> tuple[Tap, ...]:
+    """Return the taps in whole k-steps whose halves have no conflicts where possible."""
 
     def offset(tap: Tap) -> int:
         return tap[0] * plane_stride + tap[1] * row_stride + tap[2]
 
-    left, conflicts = list(taps), 0
+    left = list(taps)
     order: list[Tap] = []
     while left:
         half = [left.pop(0)]
-        offsets = [offset(half[0])]
         for _ in range(min(3, len(left))):
-            found = 0
-            for number, tap in enumerate(left[:_SEARCHED]):
-                at = offset(tap)
-                if all(_no_conflict(at - other, step) for other in offsets):
-                    found = number
-                    break
-            else:
-                conflicts += 1
-            half.append(left.pop(found))
-            offsets.append(offset(half[-1]))
+            offsets = [offset(tap) for tap in half]
+            free = (n for n, tap in enumerate(left) if all(_no_conflict(offset(tap) - o, step) for o in offsets))
+            half.append(left.pop(next(free, 0)))
         order += half + [NO_TAP] * (4 - len(half))
-    return tuple(order + [NO_TAP] * (-len(order) % 8)), conflicts
+    return tuple(order + [NO_TAP] * (-len(order) % 8))
 
 
-@lru_cache(maxsize=1024)
-def _ordered_row(channels: int, kernel: int, plane_stride: int) -> tuple[tuple[Tap, ...], int]:
-    return _ordered(_taps(channels, 1, kernel), 0, plane_stride)
-
-
-def _ordered_by_rows(
-    channels: int, kernel: int, row_stride: int, plane_stride: int
-) -> tuple[tuple[Tap, ...], int, int]:
-    """Return the taps row by row in whole k-steps, then the remaining ones of all rows; k-steps per row; conflicts."""
-    whole, rest = divmod(len(_taps(channels, 1, kernel)), 8)
-    if rest and kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1:
-        whole, rest = whole + 1, 0
-    # Banks repeat; only where planes lie closer together than one read spans does more of the distance count.
-    distance = plane_stride if plane_stride < _FAR else _FAR + plane_stride % _BANKS
-    row, conflicts = _ordered_row(channels, kernel, distance)
-    in_rows, remaining = row[: 8 * whole], [tap for tap in row[8 * whole :] if tap != NO_TAP]
-    order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in in_rows]
-    last, more = _ordered([(p, i, j) for i in range(kernel) for p, _, j in remaining], row_stride, plane_stride)
-    return tuple(order) + last, whole, kernel * conflicts + more
-
-
-@lru_cache(maxsize=256)
-def layout(
-    channels: int, kernel: int, shifts: int, by_row: int, columns: int, width: int, high: int
-) -> tuple[int, int, tuple[Tap, ...], int]:
-    """Return row stride, plane stride, taps and k-steps per filter row with few conflicts and little padding.
-
-    by_row: output rows that share the words of a row, or 0 for k-steps that span rows. columns: positions per line.
-    width and high: columns and rows of the input.
-    """
-    taps = _taps(channels, kernel if by_row else kernel + shifts - 1, kernel, not by_row)
-    position_rows = shifts * max(1, by_row)
-    # Where a line ends, eight neighbouring positions continue in the next line: best in the banks that follow.
-    strides = range(width, width + 2 * _LANES)
-    fitting = [s for s in strides if (position_rows * s - columns) % _LANES == 0] or [width]
-    options = []
-    for row_stride in fitting if len(taps) < _MANY else fitting[:1]:
-        least = high * row_stride
-        several = channels > 2 and len(taps) < _MANY
-        for plane_stride in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS if several else (9,))}):
-            if by_row:
-                order, row_k_steps, conflicts = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
-            else:
-                (order, conflicts), row_k_steps = _ordered(taps, row_stride, plane_stride), 0
-            # A conflict doubles the time of its read; longer rows cost shared memory.
-            cost = 4 * conflicts / len(taps) + 0.2 * plane_stride / (high * width)
-            options.append((cost, row_stride, plane_stride, order, row_k_steps))
-            if not conflicts:
-                return options[-1][1:]
-    return min(options)[1:]
-
-
-@lru_cache(maxsize=256)
-def layouts_by_conflicts(
-    channels: int, kernel: int, columns: int, width: int, high: int, position_rows: int
-) -> list[tuple[float, int, int, tuple[Tap, ...]]]:
-    """Return wavefronts per read, plane stride, row stride and taps by rows, of many strides: fewest first."""
-    found = []
-    for row_stride in range(width, width + _BANKS + 1):
-        least = high * row_stride
-        for offset in _OFFSETS if channels > 2 else (9,):
-            plane_stride = round_up(least - offset, _BANKS) + offset
-            order, _, _ = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
-            wavefronts = _wavefronts(order, row_stride, plane_stride, columns, 1, position_rows)
-            found.append((round(wavefronts, 2), plane_stride, row_stride, order))
-    return sorted(found)
-
-
-def _wavefronts(
+def _cycles(
     order: tuple[Tap, ...], row_stride: int, plane_stride: int, columns: int, step: int, position_rows: int
 ) -> float:
     """Return the cycles of shared memory per read: the mean over some k-steps and first positions."""
@@ -159,14 +74,77 @@ def _wavefronts(
     return float(reads.reshape(-1, _BANKS).max(axis=1).mean())
 
 
-@lru_cache(maxsize=256)
-def one_channel_layout(kernel: int, positions: int, width: int, high: int) -> tuple[int, int, tuple[Tap, ...]]:
-    """Return row stride, plane stride and taps for words of two neighbouring columns of one channel."""
-    taps = [(0, i, j) for i in range(kernel) for j in range((kernel + 2) // 2)]
-    options = []
-    for row_stride in range(width, width + 34):
-        order, _ = _ordered(taps, row_stride, 0, 2)
-        wavefronts = _wavefronts(order, row_stride, 0, positions, 2, 1)
-        options.append((wavefronts + 0.2 * row_stride / width, row_stride, order))
-    _, row_stride, order = min(options)
-    return row_stride, high * row_stride, order
+class Stage(NamedTuple):
+    """What the layout of a pipeline stage depends on."""
+
+    channels: int
+    kernel: int
+    columns: int  # positions per line
+    width: int  # words of an input row
+    height: int  # input rows of an image
+    step: int = 1  # columns of a position; with two, a word holds two columns of the one channel
+    shifts: int = 1  # output rows of a position that have GEMM columns of their own
+    by_row: int = 0  # output rows of a position that share the words of an input row: k-steps then go row by row
+
+    @property
+    def spans_rows(self) -> bool:
+        """Whether the words of all rows are ordered together: they are few."""
+        return self.step == 1 and not self.by_row and (self.shifts > 1 or self.channels == 1)
+
+    @property
+    def _taps(self) -> tuple[Tap, ...]:
+        """The words of the first row of a window, or where k-steps span rows those of all rows; plane by plane."""
+        rows, kernel = self.kernel + self.shifts - 1 if self.spans_rows else 1, self.kernel
+        if self.step == 2:
+            return tuple((0, 0, j) for j in range((kernel + 2) // 2))
+        taps = [(p, i, j) for p in range(self.channels // 2) for i in range(rows) for j in range(kernel)]
+        down, across = (2, 1) if self.spans_rows else (1, 2)
+        odd = [(self.channels // 2, i, j) for i in range(0, rows, down) for j in range(0, kernel, across)]
+        return tuple(taps + odd * (self.channels % 2))
+
+    @property
+    def row_k_steps(self) -> int:
+        """The whole k-steps of a filter row; at most one k-step more of a sum may fill up all rows, if they share."""
+        whole, rest = divmod(len(self._taps), 8)
+        return whole + (self.by_row > 0 and rest > 0 and self.kernel <= ceil_div(self.kernel * rest, 8) + 1)
+
+    @property
+    def k_steps(self) -> int:
+        """The k-steps of a sum."""
+        if self.spans_rows:
+            return ceil_div(len(self._taps), 8)
+        rest = max(0, len(self._taps) - 8 * self.row_k_steps)
+        return self.kernel * self.row_k_steps + ceil_div(self.kernel * rest, 8)
+
+    def _order(self, row_stride: int, plane_stride: int) -> tuple[Tap, ...]:
+        """Return the taps, those in whole k-steps of a row before the remaining ones of all rows."""
+        if self.spans_rows:
+            return _ordered(self._taps, row_stride, plane_stride, self.step)
+        # Banks repeat; only where planes lie closer together than one read spans does more of the distance count.
+        distance = plane_stride if plane_stride < _FAR else _FAR + plane_stride % _BANKS
+        row = _ordered(self._taps, 0, distance, self.step)
+        words, rest = row[: 8 * self.row_k_steps], [tap for tap in row[8 * self.row_k_steps :] if tap != NO_TAP]
+        in_rows = [(p, i, j) if p >= 0 else NO_TAP for i in range(self.kernel) for p, _, j in words]
+        others = tuple((p, i, j) for i in range(self.kernel) for p, _, j in rest)
+        return (*in_rows, *_ordered(others, row_stride, plane_stride, self.step))
+
+    def layouts(self) -> list[tuple[int, int, tuple[Tap, ...]]]:
+        """Return row stride, plane stride and taps, those with the fewest cycles per read and little padding first."""
+        found: list[tuple[float, int, int, tuple[Tap, ...]]] = []
+        rows = self.shifts * max(1, self.by_row)
+        strides = list(range(self.width, self.width + _BANKS + 2))
+        if self.spans_rows:
+            # Where a line ends, eight neighbouring positions continue in the next line: best in the banks that follow.
+            strides = [s for s in strides if (rows * s - self.columns) % _LANES == 0] or strides[:1]
+        for row_stride in strides:
+            least = self.height * row_stride
+            if found and min(found)[0] <= 1 + _PADDING_COSTS * row_stride / self.width:
+                break  # a read takes at least one cycle
+            offsets = _OFFSETS if self.channels > 2 else _ONE_PLANE
+            planes = {round_up(least - offset, _BANKS) + offset for offset in offsets} if self.step == 1 else {least}
+            for plane_stride in planes:
+                order = self._order(row_stride, plane_stride)
+                cycles = _cycles(order, row_stride, plane_stride, self.columns, self.step, rows)
+                cost = cycles + _PADDING_COSTS * plane_stride / (self.height * self.width)
+                found.append((cost, row_stride, plane_stride, order))
+        return [(row, plane, taps) for _, row, plane, taps in sorted(found)]

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
-from ._shared_memory_layout import Tap
+from ._shared_memory_layout import Stage, Tap
 from ._wgmma import wgmma_macro
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
@@ -52,7 +52,7 @@ class Tile:
     m_tiles: int = 1  # 16 positions each, which a warp multiplies at once
     filter_shifts: int = 1
     row_accumulators: int = 1  # output rows with accumulators of their own, which share the words of their input rows
-    row_k_steps: int = 0  # k-steps per filter row, where they go row by row
+    stage: Stage | None = None  # what strides and taps were chosen for
     filter_blocks: int = 1  # blocks among which the filters are divided, where those of one do not fit
     consumer_registers: int = 0  # per thread of a math warp; producers get the rest
     promotion_interval: int = 0  # k-steps after which accumulators are promoted; 0: never
@@ -72,7 +72,7 @@ class Tile:
     @property
     def config(self) -> dict[str, bool | int | float]:
         """The sources' ``struct Config``: every public number of the tile."""
-        others = {"layer", "taps", "config", "defines", "choices", "name"}
+        others = {"layer", "stage", "taps", "config", "defines", "choices", "name"}
         names = {name for name in dir(self) if name[0] != "_"} - others
         return {name: getattr(self, name) for name in sorted(names)}
 
@@ -96,7 +96,9 @@ class Tile:
     positions = property(lambda self: self.tile_images * self.tile_lines * self.tile_columns)
     position_rows = property(lambda self: 1 if self.one_channel else self.filter_shifts * self.row_accumulators)
     # Whether words of an odd last channel hold two rows, not two columns.
-    odd_channel_pairs_rows = property(lambda self: self.row_k_steps == 0 and not self.one_channel)
+    odd_channel_pairs_rows = property(lambda self: bool(self.stage and self.stage.spans_rows))
+    # K-steps per filter row, where they go row by row.
+    row_k_steps = property(lambda self: self.stage.row_k_steps if self.stage and self.stage.by_row else 0)
     gemm_columns = property(lambda self: self.filter_shifts * self.layer.filters)
     column_tiles = property(lambda self: ceil_div(self.gemm_columns, 8))
     column_groups = property(lambda self: ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks))

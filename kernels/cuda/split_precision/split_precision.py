@@ -182,8 +182,7 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
         if problem.needs:  # the tuning table has plain convolutions only
             return []
         found = candidates(kind, problem.with_batch(MOST_IMAGES), chip, aligned, components)
-        fitting = (tile for tile in found if tile.shared_bytes <= chip.shared_bytes)
-        return [{name: int(getattr(tile, name)) for name in tile.choices} for tile in islice(fitting, _MEASURED_TILES)]
+        return [{name: int(getattr(tile, name)) for name in tile.choices} for tile in islice(found, _MEASURED_TILES)]
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         tile = tile_for(kind, plain_convolution(problem), chip, aligned, components)
