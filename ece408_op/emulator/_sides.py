@@ -13,25 +13,39 @@ from pathlib import Path
 
 from ece408_op.runtime.source_text import mask
 
-from ._errors import CompileError
+from ._errors import CompileError, UnsupportedCodeError
 
 _CUDA = Path(__file__).parent / "cuda"
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
 #: Braces behind these words hold declarations of the file's own level.
 _TRANSPARENT = re.compile(r'\bnamespace\b[\w\s:]*\Z|\bextern\s+(?:"C"|   )\s*\Z')
 _SPACES = re.compile(r"__(?:global|device|constant|shared|managed)__")
-#: Declarations that are no functions and variables, or that kernels may use: a constant's value is the compiler's.
-_NEITHER = re.compile(
-    r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|const|constexpr|extern)\b"
-)
+#: Declarations that are no functions and variables.
+_NEITHER = re.compile(r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|extern)\b")
+#: A constant's value is the compiler's, but not an array's elements.
+_CONSTANT = re.compile(r"\bconst(?:expr)?\b")
 _FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*(?:noexcept\s*)?\Z")
-_VARIABLE = re.compile(r"[\w>*&]\s*[\s*&]\s*([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?\Z", re.DOTALL)
+_VARIABLE = re.compile(r"[\w>*&]\s*[\s*&]\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)(?:=.*)?\Z", re.DOTALL)
 #: In front of a name that is used, not declared.
 _USES = r"(?:return|else|case|goto|new|delete|throw|sizeof|do|and|or|not)"
+#: Names of libraries for the host, as nvcc 13 judges: it has the mathematical functions of std.
+_LIBRARY = re.compile(
+    r"(?<![\w.>:])(?:(?:::\s*)?std\s*::\s*(max|min|clamp|swap|fill|fill_n|copy|accumulate|inner_product|sort|array|vector|map"
+    r"|string|tuple|pair|function|cout|cerr|endl)\b"
+    r"|(rand|srand|exit|puts|putchar|fprintf|sprintf|abort|time|usleep|sleep|getenv|omp_\w+|CHECK(?:_[A-Z]{2})?|LOG)\s*\()"
+)
+_ALLOCATES = re.compile(r"(?<![\w.>:])(malloc|calloc)\s*\(|\b(new)\s+[A-Za-z_]")
+#: What the compiler computes: a part of a constant, or the size of an array that is declared.
+_COMPUTED = re.compile(
+    r"(?:\A|[;{}])\s*(?:[^;{}]*\bconstexpr\b[^;{}]*|(?:\w+\s+)+\w+\s*(?:\[[^\]]*\]\s*)*\[[^\];{}]*)\Z"
+)
 
 
 def check(text: str) -> None:
-    """Raise CompileError where a kernel or a device function uses a function or a variable of the host's."""
+    """Look for what kernels and device functions cannot use: functions and variables of the host's, and its libraries.
+
+    Raises CompileError, and UnsupportedCodeError where they allocate memory, which the emulator lacks.
+    """
     masked = _DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), mask(text))
     functions, variables, ours = set(), set(), set()
     bodies: list[tuple[str, int, str]] = []
@@ -46,19 +60,36 @@ def check(text: str) -> None:
         elif function:
             functions.add(function[1])
         elif not body and "(" not in head.partition("=")[0]:
-            variables |= {found[1] for found in [_VARIABLE.search(head)] if found}
+            variable = _VARIABLE.search(head)
+            if variable and (variable[2] or not _CONSTANT.search(head)):
+                variables.add(variable[1])
     for head, begin, body in bodies:
-        name = _FUNCTION.search(head)[1]  # type: ignore[index]
-        for other in sorted(functions - ours - _known()):
-            for found in re.finditer(rf"(?<![\w.>])(?:\w+\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\(", body):
-                if not _declared(other, head, body):
-                    said = f'calling a __host__ function("{other}") from a __global__ or __device__ function("{name}")'
-                    _fail(text, begin + found.start(), f"{said} is not allowed: it lacks __device__")
-        for other in sorted(variables):
-            used = re.search(rf"(?<![\w.>:]){other}\b", body)
-            if used and not _declared(other, head, body):
-                said = f'identifier "{other}" is undefined in device code ("{name}")'
-                _fail(text, begin + used.start(), f"{said}: it is a variable of the host's")
+        _check_body(text, head, begin, body, functions - ours - _known(), variables, ours)
+
+
+def _check_body(
+    text: str, head: str, begin: int, body: str, functions: set[str], variables: set[str], ours: set[str]
+) -> None:
+    name = _FUNCTION.search(head)[1]  # type: ignore[index]
+    allocates = _ALLOCATES.search(body)
+    if allocates:
+        line = text.count("\n", 0, begin + allocates.start()) + 1
+        what = allocates[1] or allocates[2]
+        raise UnsupportedCodeError(line, f"the emulator does not have memory that a kernel allocates ({what})")
+    calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
+    for other in sorted(functions):
+        pattern = rf"(?<![\w.>])(?:\w+\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("
+        calls += [(one, other) for one in re.finditer(pattern, body) if not _declared(other, head, body)]
+    for found, other in calls:
+        statement = max(body.rfind(mark, 0, found.start()) for mark in ";{}")
+        if not _COMPUTED.match(body, max(0, statement), found.start()):
+            said = f'calling a __host__ function("{other}") from a __global__ or __device__ function("{name}")'
+            _fail(text, begin + found.start(), f"{said} is not allowed")
+    for other in sorted(variables):
+        used = re.search(rf"(?<![\w.>:]){other}\b", body)
+        if used and not _declared(other, head, body):
+            said = f'identifier "{other}" is undefined in device code ("{name}")'
+            _fail(text, begin + used.start(), f"{said}: it is a variable of the host's")
 
 
 def _fail(text: str, at: int, message: str) -> None:

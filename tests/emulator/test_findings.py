@@ -112,6 +112,7 @@ WRONG = {
         set(),
     ),
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
+    "a write into constant memory": ("filters[i % 50] = 1;\ny[i] = 0;", {("input", 5, 0)}),
     "a null pointer": ("float *const none = nullptr;\nnone[i] = 0;", {("out of bounds", 6, 0)}),
     "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 0, 0)}),
 }
@@ -265,11 +266,29 @@ def test_too_many_constants_are_found(programs: Path) -> None:
 #: What stands in front of a kernel; its body; and what nvcc says of the body's line, if anything.
 SIDES = {
     "a function of the host's": ("float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", 'function("twice")'),
+    "an index of the host's": ("int at(int i) { return i; }", "y[i] = y[i <at(x[i])];", 'function("at")'),
     "a template of the host's": (
         "template <typename T>\nT twice(T a) {\n return 2 * a; }", "y[i] =\n\ntwice<float>(x[i]);", 'function("twice")',
     ),
     "a variable of the host's": ("static int factor = 1;", "y[i] = x[i] * factor;", '"factor" is undefined'),
     "an array of the host's": ("float factors[64];", "y[i] = x[i] + factors[i];", '"factors" is undefined'),
+    "a constant function of the host's": (
+        "constexpr float twice(float a) { return 2 * a; }",
+        "constexpr float b = twice(1);\nfloat s[int(twice(2))] = {b};\ny[i] = twice(x[i]) * s[0];",
+        'function("twice")',
+    ),
+    "an array of constants": ("const float factors[2] = {1, 2};", "y[i] = x[i] * factors[i % 2];", '"factors" is'),
+    "the host's maximum": ("", "y[i] = std::max(0.f, x[i]);", 'function("max")'),
+    "the host's random numbers": ("", "y[i] = x[i] + rand();", 'function("rand")'),
+    "a check": ("", "y[i] = 0;\nCHECK_EQ(x[i], 0);", 'function("CHECK_EQ")'),
+    "a stream": ("", "y[i] = 0;\nstd::cout << x[i];", 'function("cout")'),
+    "memory of a kernel's own": ("", "float *s = new float[2];  // x[i]", "memory that a kernel allocates (new)"),
+    "functions that CUDA has": (
+        "",
+        "constexpr int two = std::max(1, 2); float s[std::min(3, 4)] = {std::sqrt(x[i])};\n"
+        "y[i] = max(s[0], std::abs(x[i])) + std::move(s[1]) + two;",
+        "",
+    ),
     "a device function": ("__device__ float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", ""),
     "a function for both": ("__host__ __device__ int one() { return 1; }", "y[i] = one();", ""),
     "constants": ("const int a = 1; constexpr float b = 2; enum { c = 3 }; #define d 4", "y[i] = a + b + c + d;", ""),

@@ -40,6 +40,8 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
         check_global(address, bytes, operation, code);
     } else if (space == Space::PROGRAM || space == Space::CONSTANT) {
         check_program(address, bytes, operation, code);
+        if (space == Space::CONSTANT && operation != READ)
+            report("input", "writes a __constant__ variable, which kernels can only read", code);
     } else if (space == Space::HOST) {
         stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, or an index far beyond", code);
     }
