@@ -180,8 +180,8 @@ class WideTile:
         return {
             **wgmma_macro("WGMMA_HIGH", filters, shared=True),
             **wgmma_macro("WGMMA_LOW", low, shared=True),
-            **wgmma_macro("WGMMA_HIGH_FIRST", filters, shared=True, overwrite=True),
-            **wgmma_macro("WGMMA_LOW_FIRST", low, shared=True, overwrite=True),
+            **wgmma_macro("WGMMA_HIGH_OVERWRITE", filters, shared=True, overwrite=True),
+            **wgmma_macro("WGMMA_LOW_OVERWRITE", low, shared=True, overwrite=True),
         }
 
     def filter_buffers(self, own: Convolution) -> dict[str, int]:

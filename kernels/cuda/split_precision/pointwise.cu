@@ -10,10 +10,10 @@
 //             float32 x ---- producer: scale, split ---->  [ x high | x low ]
 //             split filters -------- TMA --------------->  [ w high | w low ]  ---- consumers: wgmma ----> y
 //
-// The accumulators are promoted after every stage, by the scale that the stage's pixels had.
+// After every stage the sums, times the inverse of their pixels' scales, are added to the promoted sums.
 //
-// Arithmetic intensity: C M multiply-adds for 4 (C + M) bytes of device memory per pixel: limited by memory up to some
-// 150 channels and filters.
+// Arithmetic intensity: C M multiply-adds for 4 (C + M) bytes of device memory per pixel, C / 4 FLOP per byte for
+// C = M. An H200 balances at 69 (warpgroup_mma.cu), so memory limits layers of fewer than some 280 channels and filters.
 //
 // Launches: split_filters, pointwise_gemm, recompute_images.
 
@@ -73,27 +73,30 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Main loop of one tile: each stage's products, unscaled, are added to the sums.
+// Main loop of one tile: each stage's products, unscaled, are added to sums.promoted; the other sums are zero on exit.
 __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline &pipeline, int consumer, int &stage,
                                               int &phase) {
     const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-    sums.clear();
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums.promoted[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
         mbarrier_wait(pipeline.full + stage, phase);
         const float *const own = pipeline.others + stage * Config::tile_pixels + row;
-        const float scale[2] = {own[0], own[8]};
-        multiply_stage(sums, pipeline, stage, 0, consumer);
+        const float inverse_scale[2] = {own[0], own[8]};
+        multiply_stage(sums, pipeline, stage, 0, consumer, true);
         wgmma_wait<0>();
-        if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + stage);
+        __syncwarp();  // every lane has read its scales
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(pipeline.empty + stage);
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             const float sum = COMPONENTS == 2 ? fmaf(sums.low[i], 1.0f / 2048, sums.high[i]) : sums.high[i];
-            sums.promoted[i] = fmaf(sum, scale[i / 2 % 2], sums.promoted[i]);
-            sums.high[i] = sums.low[COMPONENTS == 2 ? i : 0] = 0;
+            sums.promoted[i] = fmaf(sum, inverse_scale[i / 2 % 2], sums.promoted[i]);
         }
         if (++stage == Config::stages) stage = 0, phase ^= 1;
     }
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums.high[i] = sums.low[COMPONENTS == 2 ? i : 0] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + PRODUCERS), 1)
@@ -101,9 +104,9 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + PRODUCER
                    const __grid_constant__ TensorMap w_low, const int *__restrict__ w_exponents, float *__restrict__ y,
                    int *__restrict__ listed, long long first, int images) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const Pipeline pipeline(memory);  // its other arrays: the pixels' scales of each stage, staged outputs
+    const Pipeline pipeline(memory);  // its other arrays: the pixels' inverse scales of each stage, staged outputs
     // The barriers `full` count the thread that expects the filters and each thread of a producer.
-    pipeline.init(1 + 128);
+    pipeline.init(1 + 128, 4);
     const int tiles = tiles_of(images);
     if (threadIdx.x < 128 * PRODUCERS) {
         lower_registers<112>();

@@ -112,11 +112,11 @@ struct Pipeline {
           resident(empty + Config::stages), turns(resident + 1),
           others(reinterpret_cast<float *>(resident + (Config::alternate ? 6 : 2))) {}
 
-    // All threads; `arrivals` complete a full barrier.
-    __device__ __forceinline__ void init(int arrivals) const {
+    // All threads; `arrivals` complete a full barrier, `releases` of each consumer an empty one.
+    __device__ __forceinline__ void init(int arrivals, int releases = 1) const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < Config::stages; i++)
-                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, SHARES);
+                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, releases * SHARES);
             if (Config::resident) mbarrier_init(resident, 1);
             for (int i = 0; i < Config::consumers && Config::alternate; i++) mbarrier_init(turns + i, 1);
             fence_mbarrier_init();
@@ -176,9 +176,10 @@ struct Accumulators {
     }
 };
 
-// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits.
+// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits. With `overwrite` the products replace the
+// sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
-                                               int consumer) {
+                                               int consumer, bool overwrite = STEPS == 1) {
     const int share = Config::alternate ? 0 : consumer;
     const int first_pixel = FILTER_SHARES > 1 ? 0 : share * 64 * BLOCKS;
     const int first_filter = FILTER_SHARES > 1 ? share * OWN_FILTERS : 0;
@@ -191,11 +192,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
         for (int block = 0; block < BLOCKS; block++) {
             const Descriptor a = pixels + 2 * k + block * (64 * ROW_BYTES >> 4), b = filters + 2 * k;
             float *const high = sums.high + block * BLOCK_SUMS;
-            // Sums that are zeros before the only stage would make the compiler serialize its products.
-            if (STEPS == 1 && k == 0) WGMMA_HIGH_FIRST(high, a, b);
+            if (overwrite && k == 0) WGMMA_HIGH_OVERWRITE(high, a, b);
             else WGMMA_HIGH(high, a, b);
             if (COMPONENTS == 2) {
-                if (STEPS == 1 && k == 0) WGMMA_LOW_FIRST(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
+                if (overwrite && k == 0) WGMMA_LOW_OVERWRITE(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
                 else WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
                 WGMMA_LOW(sums.low + block * BLOCK_SUMS, a + (PIXEL_BYTES >> 4), b);
             }
