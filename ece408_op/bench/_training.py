@@ -6,7 +6,9 @@ ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,8 @@ def case(
     rows: list[Row] = []
     expected: list[float] = []
     random = "Dropout" in network.symbol.tojson()
-    for contestant, kind, step in (*_gpu_networks(network, pixels, labels, gpus), *_pytorch(network, pixels, labels)):
+    given = network, pixels, labels
+    for contestant, kind, step in chain(_gpu_networks(*given, gpus), _pytorch(*given)):
         losses = [float(step()) for _ in _TOLERANCES]
         expected = expected or losses
         wrong = not random and not np.allclose(losses, expected, rtol=_TOLERANCES, atol=0)
@@ -52,6 +55,9 @@ def case(
         status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
         rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))
         progress(rows[-1])
+        # The next contestant gets this one's memory.
+        del step
+        gc.collect()
     return Case(name, len(pixels), tuple(rows))
 
 

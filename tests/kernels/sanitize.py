@@ -84,7 +84,7 @@ def main(names: list[str]) -> int:
                 assert_right(out, pooled, reference.convolve(x, w), reference.magnitude(x, w))
     if chip.capability == (9, 0) and (not names or NETWORK in names):
         checked[NETWORK] += 1
-        wrong += not _network_is_right(rng)
+        wrong += not network_is_right(rng)
     unchecked = [kernel.name for kernel in kernels if not checked[kernel.name]]
     print(f"{sum(checked.values())} cases of {len(checked)} kernels; not checked: {', '.join(unchecked) or 'none'}")
     return 1 if wrong or unchecked or not checked else 0
@@ -127,7 +127,7 @@ def network_text() -> tuple[str, tuple[int, ...]]:
     return json.dumps({"nodes": nodes, "arg_nodes": variables, "heads": [[head, 0, 0]]}), (3, 3, 18, 18)
 
 
-def _network_is_right(rng: np.random.Generator) -> bool:
+def network_is_right(rng: np.random.Generator) -> bool:
     """Compare the network with the same computed by NumPy; an image has a NaN."""
     text, shape = network_text()
     found = parse(text)
@@ -140,8 +140,9 @@ def _network_is_right(rng: np.random.Generator) -> bool:
         values[number] = np.empty(shapes[number], np.float32)
         node.operator.compute(NumpyArrays(), [values[entry.node] for entry in node.inputs], values[number])
     (expected,), got = (values[number] for number in found.outputs), np.empty(shapes[found.outputs[0]], np.float32)
+    addresses = [array.ctypes.data for array in parameters]
     for _ in range(3):  # launches one by one, then as a CUDA graph
-        engine.engine(text, "auto", "float32", 0).run([x], parameters, [got])
+        engine.engine(text, "auto", "float32", 0).run([x], addresses, [got])
     right = np.allclose(got, expected, rtol=1e-4, equal_nan=True) and np.isnan(got[1]).any()
     print(f"{NETWORK}: {'right' if right else 'WRONG'}, of largest {np.nanmax(np.abs(expected)):.3g} off by at most "
           f"{np.nanmax(np.abs(got - expected)):.3g}")  # fmt: skip
