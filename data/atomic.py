@@ -36,8 +36,10 @@ def output_folder_problem(path: Path | None) -> str | None:
     return None if _is_writable(existing) else f"expected a folder that can be written, got {path}"
 
 
-def _is_writable(folder: str | os.PathLike[str]) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be made there; in /dev and /proc, where root may, a file would replace the system's."""
+    real = folder.resolve()
+    return real != Path("/dev") and Path("/proc") not in (real, *real.parents) and os.access(real, os.W_OK | os.X_OK)
 
 
 def write_text(path: Path, text: str) -> None:

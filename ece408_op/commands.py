@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -58,6 +59,18 @@ def interrupt_on_sigterm() -> None:
 
     with suppress(ValueError):  # in another thread no handler can be set: the caller decides
         signal.signal(signal.SIGTERM, interrupt)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines; what the encoding of stdout lacks becomes escapes. A reader that has ended, as head, is no error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # at its exit, Python would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def guard(program: str, work: Callable[[], int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import signal
@@ -249,3 +250,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 {code}"""
     done = python("-c", code, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
+
+
+def test_lines_for_a_reader_that_has_ended_are_no_error() -> None:
+    code = "from ece408_op.commands import print_lines; print_lines(map(str, range(100_000)))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr and process.stdout.readline() == b"0\n"
+        process.stdout.close()
+        assert (b"Error" in process.stderr.read(), process.wait()) == (False, 0)
+
+
+def test_lines_beyond_an_encoding_are_escaped() -> None:
+    code = "from ece408_op.commands import print_lines; print_lines(['\\u540d'])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    assert printed == b"\\u540d\n"

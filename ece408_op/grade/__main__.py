@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines
 from ece408_op.data.atomic import folder_problem, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
@@ -63,10 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             build.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads
         return code
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may hold what the terminal's encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
-    for record in records:
-        print(_grading.escaped(line(record), kept="\n\t"))
+    print_lines(_grading.escaped(line(record), kept="\n\t") for record in records)
     counts = Counter(record["status"] for record in records)
     if len(records) > 1:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())

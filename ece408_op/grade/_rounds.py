@@ -218,8 +218,9 @@ class Trial:
                 bench.device.wake()
             buffers.clear(before)
             if timed:
-                # Processes long asleep take half a millisecond to wake, and the inputs must not be there meanwhile.
-                self.worker.ping()
+                # Processes long asleep take half a millisecond to wake, and the inputs must not be there meanwhile. The
+                # machine may be less busy than at first; a submission can only make an empty call slower.
+                layer.overhead_seconds = min(layer.overhead_seconds, self.worker.ping())
             buffers.present(flush=timed)
             call = self.worker.call(self._layer, self.seconds)
             late = buffers.turn_seconds() - self._turn if bench.device.gpu else 0.0

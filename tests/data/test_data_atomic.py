@@ -30,6 +30,8 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("nowhere/x", "expected a file in a folder that is there, got nowhere/x"),
         ("file/x", "expected a file in a folder that is there, got file/x"),
         ("/dev/null", "expected a file, got /dev/null, which is a device or a pipe"),
+        ("/dev/new.json", "expected a file in a folder that can be written, got /dev/new.json"),
+        ("/proc/self/new.json", "expected a file in a folder that can be written, got /proc/self/new.json"),
     ],
 )
 def test_output_files(path: str | None, problem: str | None) -> None:

@@ -217,7 +217,10 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
     int number = 0;
     unsigned long long value = 0;
     sscanf(*words, "%d:%llu", &number, &value);
-    rlimit both = {value, value};
+    rlimit both = {};
+    getrlimit((__rlimit_resource_t)number, &both);
+    if (value < both.rlim_max) both.rlim_max = value;  // the caller may have a lower limit
+    both.rlim_cur = both.rlim_max;
     if (setrlimit((__rlimit_resource_t)number, &both) != 0) lost(*words);
   }
   if (uid > 0 && (setgroups(0, nullptr) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0))
