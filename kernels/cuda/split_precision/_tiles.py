@@ -59,7 +59,7 @@ class Tile:
     filters_in_registers: bool = False
     store_floats: int = 1  # floats per store
     wgmma_n: int = 0  # positions of one instruction, eight of each line
-    bulk_store: bool = False  # the copy engine stores outputs that are staged in shared memory
+    bulk_store: bool = False  # the TMA unit stores outputs that are staged in shared memory
 
     name: ClassVar[str]  # the kernel's, without its precision
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.

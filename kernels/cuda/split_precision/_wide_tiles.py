@@ -15,7 +15,7 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
 
-#: Pixels, filters and consumers of a tile, and whether these alternate; per output, the time of a product of the sum,
+#: Pixels, filters and consumers of a tile, and whether these ping-pong; per output, the time of a product of the sum,
 #: and that of the rest, in such products. Smaller tiles load pixels or filters more often. Without low and promoted
 #: sums, threads have registers for larger ones, and without a residual or float32 outputs, for whole tiles in turn.
 _Times = dict[tuple[int, int, int, bool], tuple[float, int]]
@@ -35,8 +35,8 @@ _PLAIN_TILES: _Times = {
     (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300), (128, 32, 2, False): (3.0, 400),
 }  # fmt: skip
 _POINTWISE_TILE = (128, 64, 2, False)
-#: The fewest filters of a tile whose outputs the copy engine stores, and a warp's most buffers for them; more
-#: alternating consumers than this need filters that stay in shared memory.
+#: The fewest filters of a tile whose outputs the TMA unit stores, and a warp's most buffers for them; more ping-pong
+#: consumers than this need filters that stay in shared memory.
 _FEWEST_STORED, _MOST_BUFFERS, _FEW_CONSUMERS = 64, 4, 2
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
@@ -64,7 +64,7 @@ class WideTile:
     tile_pixels: int
     consumers: int
     resident: bool = False  # whether a block keeps the filters of all its tiles
-    alternate: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products
+    ping_pong: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products
     buffers: int = 0  # of each consumer warp, for the outputs of split_form.cu
 
     @classmethod
@@ -76,11 +76,11 @@ class WideTile:
 
         def time(tile: WideTile) -> float:
             pixels, filters, consumers = tile.tile_pixels, tile.tile_filters, tile.consumers
-            if tile.alternate and consumers > _FEW_CONSUMERS and not tile.resident:
+            if tile.ping_pong and consumers > _FEW_CONSUMERS and not tile.resident:
                 return math.inf
             tiles = ceil_div(images * own.output_area, pixels) * own.groups * ceil_div(own.filters, filters)
-            product, rest = times[pixels, filters, consumers, tile.alternate]
-            turns = max(consumers if tile.alternate else 1, ceil_div(tiles, chip.multiprocessors))
+            product, rest = times[pixels, filters, consumers, tile.ping_pong]
+            turns = max(consumers if tile.ping_pong else 1, ceil_div(tiles, chip.multiprocessors))
             return turns * pixels * filters * (product * own.taps * own.padded_channels + rest)
 
         def length(channels: int) -> float:
@@ -90,8 +90,8 @@ class WideTile:
         plain = split_form and components == 1 and not residual
         times = _TILES if components == 2 or pointwise else _PLAIN_TILES if plain else _ONE_COMPONENT_TILES
 
-        def tile(pixels: int, filters: int, consumers: int, alternate: bool) -> WideTile:
-            new = cls(components, filters, channels, 1, pixels, consumers, alternate=alternate)
+        def tile(pixels: int, filters: int, consumers: int, ping_pong: bool) -> WideTile:
+            new = cls(components, filters, channels, 1, pixels, consumers, ping_pong=ping_pong)
             resident = components == 1 and not pointwise and new.filter_bytes(own) <= _MOST_RESIDENT
             return replace(new, resident=resident)
 
@@ -111,7 +111,7 @@ class WideTile:
             raise UnsupportedError(f"expected shared memory for two stages, got {chip.shared_bytes} bytes per block")
         return chosen
 
-    consumer_shares = property(lambda self: 1 if self.alternate else self.consumers)
+    consumer_shares = property(lambda self: 1 if self.ping_pong else self.consumers)
     #: Consumers that share filters, because pixels are no multiple of 64 for each; a consumer's filters and pixels.
     _filter_shares = property(lambda self: self.consumer_shares if self.tile_pixels // 64 % self.consumer_shares else 1)
     _own_filters = property(lambda self: self.tile_filters // self._filter_shares)
@@ -134,7 +134,7 @@ class WideTile:
         """Bytes of shared memory besides the stages; the epilogue's are Staging's of split_form.cu, or 32 filters."""
         staged = 16 * self._own_pixels + 8 * self._own_filters + 16
         staging = staged + 144 if self.buffers else max(4 * 32 * (64 + 4), staged + 4 * 2 * 8 * 144)
-        others = _ALIGNMENT + _TURNS * self.alternate + self.consumers * staging + self.output_bytes
+        others = _ALIGNMENT + _TURNS * self.ping_pong + self.consumers * staging + self.output_bytes
         return others + self.resident * self.filter_bytes(own)
 
     def gemm(self, name: str, own: Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
@@ -168,9 +168,16 @@ class WideTile:
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
-        promote_every = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
-        more = {"padded_channels": own.padded_channels, "promote_every": promote_every}
-        return {**asdict(own), **asdict(self), **more, "split_form": False, "output_bytes": self.output_bytes, **others}
+        promotion_interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
+        more = {"padded_channels": own.padded_channels, "promotion_interval": promotion_interval}
+        return {
+            **asdict(own),
+            **asdict(self),
+            **more,
+            "any_spread_scale": False,
+            "output_bytes": self.output_bytes,
+            **others,
+        }
 
     @property
     def defines(self) -> dict[str, int | str]:

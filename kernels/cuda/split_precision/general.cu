@@ -22,9 +22,9 @@
 // Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
-// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value; split_form, for the arrays
-// of split_form.cu. With the macro SPLIT_FORM, only what that shares with this file is compiled; in recompute.cuh the
-// macro leaves out the entry point recompute_images.
+// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. With the macro SPLIT_FORM, only
+// what split_form.cu shares with this file is compiled; in recompute.cuh the macro leaves out the entry point
+// recompute_images.
 
 #ifndef SPLIT_FORM
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int image = blockIdx.z;
     Range range;
     for (int i = 0; i < Config::range_blocks; i++) range.add(ranges[image * Config::range_blocks + i]);
-    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
+    const int exponent = Config::any_spread_scale ? range.largest_exponent() : range.exponent(Config::transposed);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         scales[image] = {exponent, range.largest};
         if (exponent == Range::UNSPLITTABLE) listed[1 + atomicAdd(listed, 1)] = image;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
     if (Config::resident) {
         mbarrier_arrive_expect_bytes(pipeline.resident, RESIDENT_BYTES);
-        for (int step = 0; step < STEPS; step++)
+        for (int step = 0; step < K_TILES; step++)
             load_filters(pipeline.filters(0, step), pipeline.resident, w_high, w_low,
                          step / TAPS * Config::stage_channels, step % TAPS, Tile(blockIdx.x).filter);
     }
@@ -106,13 +106,14 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
-// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
-// hide. With two components and short stages that took longer (96 channels, 3 x 3). Consumers that alternate prepare
-// before their turn: each begins its products when the one before has its last stage, and so the epilogue of one overlaps
-// the products of the others. The order also keeps a consumer from waiting for a stage's next but one phase.
-constexpr bool PREPARES_LATE = !Config::alternate && (COMPONENTS == 1 || Config::stage_channels == 64);
+// Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of fewer
+// than 64 channels it took longer there (`ece408-bench layers`, 96 channels, 3 x 3).
+constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
 constexpr int THREADS = 128 * (Config::consumers + 1);
+// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
+// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
+// Ping-pong consumers are ordered: each begins its products when the one before has its last stage, so that the epilogue
+// of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
                                               const TensorMap &w_low, int images, const Epilogue &epilogue) {
@@ -124,30 +125,30 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        constexpr int AT_START = 65536 / THREADS / 8 * 8;
-        raise_registers<(AT_START * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
+        constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+        raise_registers<(LAUNCH_REGISTERS * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
-        constexpr int AT_ONCE = Config::consumers / SHARES;  // tiles of a block
-        int i = Config::alternate ? consumer : 0;  // tiles of the block before this one
-        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += AT_ONCE * gridDim.x, i += AT_ONCE) {
+        constexpr int TILES_IN_FLIGHT = Config::consumers / CONSUMERS_PER_TILE;
+        int i = Config::ping_pong ? consumer : 0;  // the tile's index in the block
+        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += TILES_IN_FLIGHT * gridDim.x, i += TILES_IN_FLIGHT) {
             const Tile tile = Tile(number).of(consumer);
-            const auto multiply = [&](Accumulators &sums, int which, int step) {
-                if (Config::alternate && step == STEPS - 1 && threadIdx.x % 128 == 0)
+            const auto begin_products = [&](Accumulators &sums, int which, int step) {
+                if (Config::ping_pong && step == K_TILES - 1 && threadIdx.x % 128 == 0)
                     mbarrier_arrive(pipeline.turns + (consumer + 1) % Config::consumers);
                 multiply_stage(sums, pipeline, which, step, consumer);
-                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.others, tile, consumer);
+                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
             };
-            if (!PREPARES_LATE) epilogue.prepare(pipeline.others, tile, consumer);
+            if (!PREPARES_LATE) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
             Accumulators sums;
             sums.clear();
-            if (Config::alternate) {
-                stage = i * STEPS % Config::stages, phase = i * STEPS / Config::stages % 2;
-                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / AT_ONCE);
+            if (Config::ping_pong) {
+                stage = i * K_TILES % Config::stages, phase = i * K_TILES / Config::stages % 2;
+                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / TILES_IN_FLIGHT);
             }
-            multiply_stages(sums, pipeline, STEPS, stage, phase, multiply);
-            epilogue.store(sums, pipeline.others, tile, consumer, pipeline.outputs);
+            multiply_stages(sums, pipeline, K_TILES, stage, phase, begin_products);
+            epilogue.store(sums, pipeline.epilogue_storage, tile, consumer, pipeline.outputs);
         }
         epilogue.end();
     }

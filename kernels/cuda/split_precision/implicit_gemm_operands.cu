@@ -65,7 +65,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
     return used;
 }
 
-// Producers: start copying a tile's input. Aligned rows by the copy engine, which one lane asks; others by all
+// Producers: start copying a tile's input. Aligned rows by the TMA unit, which one lane asks; others by all
 // threads.
 __device__ __forceinline__ void load_tile(const Shared &s, const float *x, const WorkTile &tile, int buffer,
                                           int thread) {

@@ -66,7 +66,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                 *reinterpret_cast<uint4 *>(to + at) = high;
                 if (COMPONENTS == 2) *reinterpret_cast<uint4 *>(to + PIXEL_BYTES + at) = low;
             }
-            pipeline.others[stage * Config::tile_pixels + row] = power_of_two(-exponent);
+            pipeline.epilogue_storage[stage * Config::tile_pixels + row] = power_of_two(-exponent);
             fence_async_proxy();
             mbarrier_arrive(pipeline.full + stage);
         }
@@ -80,9 +80,9 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
 #pragma unroll
     for (int i = 0; i < SUMS; i++) sums.promoted[i] = 0;
 #pragma unroll 1
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < K_TILES; step++) {
         mbarrier_wait(pipeline.full + stage, phase);
-        const float *const own = pipeline.others + stage * Config::tile_pixels + row;
+        const float *const own = pipeline.epilogue_storage + stage * Config::tile_pixels + row;
         const float inverse_scale[2] = {own[0], own[8]};
         multiply_stage(sums, pipeline, stage, 0, consumer, true);
         wgmma_wait<0>();
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + PRODUCER
         produce(pipeline, tiles, x + first * IMAGE, images, w_high, w_low, listed);
     } else {
         raise_registers<144>();
-        float *const staging = pipeline.others + Config::stages * Config::tile_pixels;
+        float *const staging = pipeline.epilogue_storage + Config::stages * Config::tile_pixels;
         const int consumer = threadIdx.x / 128 - PRODUCERS;
         const FloatEpilogue epilogue{images, nullptr, w_exponents, y + first * OUTPUTS};
         int stage = 0, phase = 0;

@@ -12,7 +12,7 @@ constexpr int INPUT_CHANNELS = Config::groups * Config::padded_channels;
 constexpr int OUTPUT_CHANNELS = (Config::groups * M + 7) / 8 * 8;  // with several groups, M is a multiple of eight
 
 // What follows the convolution, and the scales of y.
-struct Finish {
+struct EpilogueParams {
     const unsigned short *x;
     const ImageScale *x_scales, *residual_scales;
     const float *w;
@@ -31,7 +31,7 @@ struct Finish {
     __device__ __forceinline__ ImageScale scale(int image) const {
         return limited(x_scales[image], limits[0], limits[1] + residual_scale(image).magnitude());
     }
-    __device__ __forceinline__ void note(int image, unsigned largest) const {
+    __device__ __forceinline__ void record_max(int image, unsigned largest) const {
         if (largest) atomicMax(&scales[image].largest, largest);
     }
 };
@@ -39,15 +39,15 @@ struct Finish {
 // An output pixel: its image, or why it is not stored, and the factors that undo x's scale, apply y's and undo the
 // residual's.
 struct OutputPixel {
-    static constexpr int BEYOND = -1, NOT_FINITE = -2;  // the last pixel; and so computed in float32
+    static constexpr int BEYOND = -1, NOT_FINITE = -2;  // beyond the last pixel; recomputed in float32
     int image;
-    float unscale, scale, residual_unscale;
+    float inverse_scale, scale, residual_inverse_scale;
 };
 
 // Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go through
-// shared memory, so that lanes with neighbouring units of eight filters store them; the residual comes the same way back.
-// With Config::buffers, as many of each warp, the copy engine stores those of all 16 pixels, from rows that are swizzled
-// over their own width. With two components, or a residual, that took longer.
+// shared memory, so that lanes with neighbouring units of eight filters store them; the residual is staged likewise.
+// With Config::buffers, as many of each warp, the TMA unit stores those of all 16 pixels, from rows that are swizzled over
+// their own width. With two components, or a residual, that took longer.
 constexpr int STAGED = OWN_FILTERS % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
@@ -55,7 +55,7 @@ constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's ac
 
 // A consumer's shared memory.
 struct Staging {
-    OutputPixel pixels[64 * BLOCKS];
+    OutputPixel pixels[64 * M_BLOCKS];
     float scales[OWN_FILTERS], biases[OWN_FILTERS];
     // Without Config::buffers: two of each warp, of eight rows; the banks of the rows differ.
     uint4 rows[Config::buffers ? 1 : 4 * 2 * 8][STAGED_UNITS + 1];
@@ -63,47 +63,47 @@ struct Staging {
 };
 
 // A warp: those of its pixels that belong to images which are not finite, in float32.
-__device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to, const Finish &finish) {
+__device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to, const EpilogueParams &params) {
     unsigned short *const y = reinterpret_cast<unsigned short *>(to);
     const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + OWN_FILTERS);
-    for (int at = lane % 16; at < 64 * BLOCKS; at += 64) {
+    for (int at = lane % 16; at < 64 * M_BLOCKS; at += 64) {
         const int pixel = first_pixel + at, image = pixel / OUTPUT_AREA;
-        if (image >= finish.images || finish.scale(image).finite()) continue;
+        if (image >= params.images || params.scale(image).finite()) continue;
         for (int filter = tile.filter + lane / 16 * RECOMPUTED; filter < filters_end; filter += 2 * RECOMPUTED)
             recompute_pixel(
-                finish.w, image, tile.group, filter - tile.group * M, pixel % OUTPUT_AREA,
+                params.w, image, tile.group, filter - tile.group * M, pixel % OUTPUT_AREA,
                 [&](int image, int group, int c, int pixel) {
                     const int channel = group * Config::padded_channels + c;
                     const long long at = ((long long)image * AREA + pixel) * INPUT_CHANNELS + channel;
-                    const long long component = (long long)finish.images * AREA * INPUT_CHANNELS;
-                    const unsigned low = COMPONENTS == 2 ? finish.x[component + at] : 0;
-                    return joined(finish.x[at], low, finish.x_scales[image]);
+                    const long long component = (long long)params.images * AREA * INPUT_CHANNELS;
+                    const unsigned low = COMPONENTS == 2 ? params.x[component + at] : 0;
+                    return joined(params.x[at], low, params.x_scales[image]);
                 },
                 [&](int image, int filter, int pixel, float value) {
                     const long long at = ((long long)image * OUTPUT_AREA + pixel) * OUTPUT_CHANNELS + filter;
-                    if (Config::bias) value += finish.bias[filter];
-                    const unsigned short *const added = reinterpret_cast<const unsigned short *>(finish.residual) + at;
+                    if (Config::bias) value += params.bias[filter];
+                    const unsigned short *const added = reinterpret_cast<const unsigned short *>(params.residual) + at;
                     const unsigned high_added = Config::residual ? added[0] : 0;
-                    const unsigned low_added = Config::residual && COMPONENTS == 2 ? added[finish.component()] : 0;
-                    if (Config::residual) value += joined(high_added, low_added, finish.residual_scale(image));
+                    const unsigned low_added = Config::residual && COMPONENTS == 2 ? added[params.component()] : 0;
+                    if (Config::residual) value += joined(high_added, low_added, params.residual_scale(image));
                     value = activated(value);
                     const unsigned high = to_fp16x2(value, 0);
                     // The high component may be above the value, even infinite.
-                    finish.note(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
+                    params.record_max(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
                     y[at] = high;
-                    if (COMPONENTS == 2) y[finish.component() + at] = fp16x2_residual(value, 0, high);
+                    if (COMPONENTS == 2) y[params.component() + at] = fp16x2_residual(value, 0, high);
                     // The channels beyond the last.
                     if (filter == Config::groups * M - 1)
                         for (int more = 1; filter + more < OUTPUT_CHANNELS; more++) {
                             y[at + more] = 0;
-                            if (COMPONENTS == 2) y[finish.component() + at + more] = 0;
+                            if (COMPONENTS == 2) y[params.component() + at + more] = 0;
                         }
                 });
     }
 }
 
 struct SplitEpilogue {
-    const Finish &finish;
+    const EpilogueParams &params;
     uint4 *y;
     const TensorMap &y_map;
 
@@ -114,19 +114,19 @@ struct SplitEpilogue {
         for (int i = threadIdx.x % 128; i < OWN_FILTERS; i += 128) {
             const int filter = tile.filter + i;
             const bool exists = filter < tile.filters_end;
-            own.scales[i] = exists ? power_of_two(max(-finish.w_exponents[filter], -126)) : 0.0f;
-            if (Config::bias) own.biases[i] = exists ? finish.bias[filter] : 0.0f;
+            own.scales[i] = exists ? power_of_two(max(-params.w_exponents[filter], -126)) : 0.0f;
+            if (Config::bias) own.biases[i] = exists ? params.bias[filter] : 0.0f;
         }
-        for (int i = threadIdx.x % 128; i < 64 * BLOCKS; i += 128) {
+        for (int i = threadIdx.x % 128; i < 64 * M_BLOCKS; i += 128) {
             const int pixel = tile.pixel + i, image = pixel / OUTPUT_AREA;
             OutputPixel one = {OutputPixel::BEYOND, 0.0f, 0.0f, 0.0f};
-            if (image < finish.images) {
-                const ImageScale scale = finish.scale(image);
+            if (image < params.images) {
+                const ImageScale scale = params.scale(image);
                 one.image = scale.finite() ? image : OutputPixel::NOT_FINITE;
-                one.unscale = power_of_two(-finish.x_scales[image].exponent), one.scale = power_of_two(scale.exponent);
-                one.residual_unscale = power_of_two(-finish.residual_scale(image).exponent);
+                one.inverse_scale = power_of_two(-params.x_scales[image].exponent), one.scale = power_of_two(scale.exponent);
+                one.residual_inverse_scale = power_of_two(-params.residual_scale(image).exponent);
                 if (scale.finite() && pixel % OUTPUT_AREA == 0 && tile.filter == 0)
-                    finish.scales[image].exponent = scale.exponent;
+                    params.scales[image].exponent = scale.exponent;
             }
             own.pixels[i] = one;
         }
@@ -147,7 +147,7 @@ struct SplitEpilogue {
         bool finite = true;
         unsigned most = 0;  // magnitude of the first image
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
+        for (int block = 0; block < M_BLOCKS; block++) {
             const OutputPixel *const rows = own.pixels + 64 * block + 16 * warp;
             const long long first_unit =
                 (tile.pixel + 64 * block + 16 * warp + unit_row) * (long long)UNITS + tile.filter / 8 + unit;
@@ -162,7 +162,7 @@ struct SplitEpilogue {
                 const int pass = i % PASSES, c = i / PASSES % COMPONENTS, half = i / (PASSES * COMPONENTS) % 2;
                 const int chunk = i / (PASSES * COMPONENTS * 2), at = 8 * half + pass * PASS_ROWS;
                 const bool real = exists[half][pass] && tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
-                const uint4 *const from = finish.residual + c * (finish.component() / 8) + first_unit;
+                const uint4 *const from = params.residual + c * (params.component() / 8) + first_unit;
                 added[chunk][half][c][pass] = real ? from[at * UNITS + chunk * STAGED_UNITS] : make_uint4(0, 0, 0, 0);
             }
             const OutputPixel pixels[2] = {rows[row], rows[row + 8]};
@@ -203,14 +203,14 @@ struct SplitEpilogue {
                     for (int j = 0; j < STAGED_UNITS; j++) {
                         const int at = block * BLOCK_SUMS + 4 * (STAGED_UNITS * chunk + j) + 2 * half;
                         float2 value;
-                        const float factor = LINEAR ? multiply(pixel.unscale, pixel.scale) : pixel.unscale;
+                        const float factor = LINEAR ? multiply(pixel.inverse_scale, pixel.scale) : pixel.inverse_scale;
                         value.x = multiply(multiply(sums.total(at), scales[j].x), factor);
                         value.y = multiply(multiply(sums.total(at + 1), scales[j].y), factor);
                         if (Config::bias) value.x += biases[j].x, value.y += biases[j].y;
                         if (Config::residual) {
                             const unsigned high = words[0][j], low = COMPONENTS == 2 ? words[COMPONENTS - 1][j] : 0;
-                            value.x += multiply(joined(high, low), pixel.residual_unscale);
-                            value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_unscale);
+                            value.x += multiply(joined(high, low), pixel.residual_inverse_scale);
+                            value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_inverse_scale);
                         }
                         if (!LINEAR) value = {activated(value.x) * pixel.scale, activated(value.y) * pixel.scale};
                         words[0][j] = to_fp16x2(value.x, value.y);
@@ -226,7 +226,7 @@ struct SplitEpilogue {
 #pragma unroll
                     for (int c = 0; c < COMPONENTS && !Config::buffers; c++) {
                         const long long at = first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
-                        uint4 *const to = y + c * (finish.component() / 8) + at;
+                        uint4 *const to = y + c * (params.component() / 8) + at;
                         // The buffer's last reads precede the last __syncwarp.
                         uint4(*const staged)[STAGED_UNITS + 1] = buffer(own, half, c);
 #pragma unroll
@@ -263,7 +263,7 @@ struct SplitEpilogue {
                 if (image == first_image) most = max(most, bits[half]);
                 else others = others || image >= 0;
             }
-            if (__any_sync(~0u, others)) note_others(first_image, pixels, bits);
+            if (__any_sync(~0u, others)) record_other_maxima(first_image, pixels, bits);
         }
         most = __reduce_max_sync(~0u, most);
         if (lane == 0) atomicMax(&own.largest, most);
@@ -272,13 +272,13 @@ struct SplitEpilogue {
                 if (lane == 0) bulk_store_wait();
                 __syncwarp();
             }
-            recompute_tile(tile, tile.pixel + 16 * warp, y, finish);
+            recompute_tile(tile, tile.pixel + 16 * warp, y, params);
         }
         named_barrier(1 + consumer, 128);
-        if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) finish.note(own.pixels[0].image, own.largest);
+        if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) params.record_max(own.pixels[0].image, own.largest);
     }
 
-    // At the end: shared memory stays until the copy engine has read it.
+    // At the end: shared memory stays until the TMA unit has read it.
     static __device__ __forceinline__ void end() {
         if (Config::buffers) bulk_store_wait_read();
     }
@@ -296,9 +296,9 @@ struct SplitEpilogue {
         const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
         return __float_as_uint(multiply(from_fp16(both + (both && both < 0x7c00)), inverse));
     }
-    // Note the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others, and
+    // Record the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others, and
     // atomic operations on one address in device memory take turns.
-    __device__ __forceinline__ void note_others(int first_image, const OutputPixel (&pixels)[2],
+    __device__ __forceinline__ void record_other_maxima(int first_image, const OutputPixel (&pixels)[2],
                                                 const unsigned (&bits)[2]) const {
         const int last = int(__reduce_max_sync(~0u, unsigned(max(pixels[0].image, pixels[1].image) + 2))) - 2;
         int image = __reduce_min_sync(~0u, min(unsigned(pixels[0].image), unsigned(pixels[1].image)));
@@ -306,7 +306,7 @@ struct SplitEpilogue {
         for (; image <= last; image++) {
             const unsigned both = max(pixels[0].image == image ? bits[0] : 0, pixels[1].image == image ? bits[1] : 0);
             const unsigned most = __reduce_max_sync(~0u, both);
-            if (threadIdx.x % 32 == 0 && image != first_image) finish.note(image, most);
+            if (threadIdx.x % 32 == 0 && image != first_image) params.record_max(image, most);
         }
     }
 };
@@ -320,6 +320,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const float *__restrict__ limits, const float *__restrict__ bias,
                         const uint4 *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
                         uint4 *__restrict__ y, ImageScale *y_scales, int images) {
-    const Finish finish{x, x_scales, residual_scales, w, w_exponents, limits, bias, residual, y_scales, images};
-    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{finish, y, y_map});
+    const EpilogueParams params{x, x_scales, residual_scales, w, w_exponents, limits, bias, residual, y_scales, images};
+    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{params, y, y_map});
 }

@@ -77,7 +77,7 @@ def split_activations(shape: tuple[int, ...], chip: Chip, components: int = 2) -
     problem = ConvProblem(batch, channels, height, width, 8, 1)
     own, tile = _checked(problem, chip, components)
     blocks, launches = wide.range_blocks(own), wide.split_images(own, "x", batch)
-    config = tile.config(own, range_blocks=blocks, split_form=True)
+    config = tile.config(own, range_blocks=blocks, any_spread_scale=True)
     scratch = {"ranges": 8 * blocks * batch, "listed": 4 * (1 + batch)}
     plan = Plan(tile.defines, max(1, batch), lambda images: launches, scratch=scratch, config=config)
     kernel = wide.FP16X3[1]
@@ -126,7 +126,7 @@ def convolution(
     arguments = (*maps, "x", "x_scales", "w", "w_exponents", "limits", *added, "y", "y_scales", "images")
     launches = (tile.gemm("implicit_gemm_split", own, problem.batch, chip, arguments),)
     defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
-    config = tile.config(own, range_blocks=1, split_form=True, bias=bias, residual=residual)
+    config = tile.config(own, range_blocks=1, any_spread_scale=True, bias=bias, residual=residual)
     plan = Plan(defines, max(1, problem.batch), lambda images: launches, config=config)
     return Program(_KERNEL.name, _KERNEL.text(plan), _KERNEL.options, plan)
 

@@ -108,7 +108,7 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
 
     scratch = {**tile.filter_buffers(own), "listed": 4 * (1 + 2 * images)}
     return Plan(
-        tile.defines, images, steps, scratch=scratch, config=tile.config(own, producers=PRODUCERS, promote_every=1)
+        tile.defines, images, steps, scratch=scratch, config=tile.config(own, producers=PRODUCERS, promotion_interval=1)
     )
 
 

@@ -1,13 +1,17 @@
 // What the split-precision kernels for wide layers share (general.cu, pointwise.cu): the filters, the pipeline's
 // barriers, the matrix products and the epilogue.
 //
-// Config, from wide.py. The convolution (_convolution.py): groups; channels and filters, of a group; height, width,
+//     producer --full--> stage 0 | 1 | ... --wgmma--> sums in registers --epilogue--> shared memory --> y
+//              <-empty--                consumers
+//
+// Config, from _wide_tiles.py. The convolution (_convolution.py): groups; channels and filters, of a group; height, width,
 // output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
-// gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); promote_every, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups,
-// each with an equal share of the pixels, a multiple of 64, or, where they alternate, with whole tiles in turn; resident,
-// whether a block keeps the filters of its tiles in shared memory; output_bytes, of staged outputs. padded_channels:
-// those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
+// gradient; padded_channels, those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
+// The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1 (fp16x1);
+// promotion_interval, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups, which
+// share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block keeps the filters of
+// its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale. Of split_form.cu:
+// buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they are added.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
@@ -15,20 +19,23 @@ constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (lon
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
-constexpr int SHARES = Config::alternate ? 1 : Config::consumers;  // consumers of a tile
+constexpr int CONSUMERS_PER_TILE = Config::ping_pong ? 1 : Config::consumers;
 // Consumers share the pixels of a tile in blocks of 64, or, where these are no multiple of their number, the filters.
-constexpr int FILTER_SHARES = Config::tile_pixels / 64 % SHARES ? SHARES : 1;
-constexpr int BLOCKS = Config::tile_pixels / 64 / (SHARES / FILTER_SHARES);  // a consumer's: one wgmma each
+constexpr int FILTER_SHARES = Config::tile_pixels / 64 % CONSUMERS_PER_TILE ? CONSUMERS_PER_TILE : 1;
+constexpr int M_BLOCKS = Config::tile_pixels / 64 / (CONSUMERS_PER_TILE / FILTER_SHARES);  // a consumer's: one wgmma each
 constexpr int OWN_FILTERS = Config::tile_filters / FILTER_SHARES;            // a consumer's
-constexpr int BLOCK_SUMS = OWN_FILTERS / 2, SUMS = BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
-constexpr bool PROMOTES = Config::promote_every > 0;
-constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
-constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
-constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
-constexpr int RESIDENT_BYTES = Config::resident ? STEPS * COMPONENTS * FILTER_BYTES : 0;
+// From one consumer's share of a tile to the next one's.
+constexpr int SHARE_PIXELS = Config::ping_pong || FILTER_SHARES > 1 ? 0 : 64 * M_BLOCKS;
+constexpr int SHARE_FILTERS = FILTER_SHARES > 1 ? OWN_FILTERS : 0;
+constexpr int BLOCK_SUMS = OWN_FILTERS / 2, SUMS = M_BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
+constexpr bool PROMOTES = Config::promotion_interval > 0;
+constexpr int K_TILES = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // a stage holds one
+constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
+constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
+constexpr int RESIDENT_BYTES = Config::resident ? K_TILES * COMPONENTS * FILTER_BYTES : 0;
 static_assert(Config::stages >= 2, "a consumer waits for the next stage before it releases one");
-static_assert(Config::tile_filters % 32 == 0, "an epilogue stores 32 filters at a time");
-static_assert(!Config::alternate || Config::consumers <= 4, "Pipeline has four barriers for turns");
+static_assert(OWN_FILTERS % 32 == 0, "an epilogue stores 32 filters at a time");
+static_assert(!Config::ping_pong || Config::consumers <= 4, "Pipeline has four barriers for turns");
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
@@ -41,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256)
     Range range;
     for (int i = threadIdx.x; i < C * TAPS; i += 256) range.add(w[weight_index(filter, i / TAPS, i % TAPS)]);
     range.join_block<256>();
-    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
+    const int exponent = Config::any_spread_scale ? range.largest_exponent() : range.exponent(Config::transposed);
     if (threadIdx.x == 0) exponents[filter] = exponent;
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     constexpr int PAIRS = Config::padded_channels / 2, WORDS = TAPS * PAIRS;
@@ -57,8 +64,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Convert: a block turns 64 channels of 64 pixels of an image to [component][image][pixel][channel]. CHANNELS: of a
-// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known when all threads
-// have loaded.
+// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known when
+// all threads have loaded.
 template <int CHANNELS, int PIXELS, typename Load, typename Scale>
 __device__ __forceinline__ void split_block(uint4 *split, int images, const Load &load, const Scale &scale) {
     __shared__ float tile[64][65];
@@ -75,7 +82,7 @@ __device__ __forceinline__ void split_block(uint4 *split, int images, const Load
         const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
         if (pixel0 + row >= PIXELS || c0 + c >= CHANNELS) continue;
         uint4 high, low;
-        split_channels([&](int i) { return multiply(tile[c + i][row], scale(c + i)); }, high, low);
+        split_channels([&](int j) { return multiply(tile[c + j][row], scale(c + j)); }, high, low);
         uint4 *const to = split + ((long long)image * PIXELS + pixel0 + row) * (CHANNELS / 8) + (c0 + c) / 8;
         to[0] = high;
         if (COMPONENTS == 2) to[component] = low;
@@ -99,54 +106,54 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
 // components of its pixels and then of its filters, unless all of those are resident behind the stages; staged outputs; a
-// full and an empty barrier per stage; one for resident filters, and four for the turns of consumers; then other arrays.
+// full and an empty barrier per stage; one for resident filters; four that order the main loops of ping-pong consumers
+// (CUTLASS's OrderedSequenceBarrier); then what the kernel's epilogue keeps.
 struct Pipeline {
     unsigned char *stages, *outputs;
     Barrier *full, *empty, *resident, *turns;
-    float *others;
+    float *epilogue_storage;
 
     __device__ __forceinline__ explicit Pipeline(unsigned char *memory)
         : stages(memory + (-shared_address(memory) & 1023)),
           outputs(stages + Config::stages * STAGE_BYTES + RESIDENT_BYTES),
           full(reinterpret_cast<Barrier *>(outputs + Config::output_bytes)), empty(full + Config::stages),
           resident(empty + Config::stages), turns(resident + 1),
-          others(reinterpret_cast<float *>(resident + (Config::alternate ? 6 : 2))) {}
+          epilogue_storage(reinterpret_cast<float *>(resident + (Config::ping_pong ? 6 : 2))) {}
 
     // All threads; `arrivals` complete a full barrier, `releases` of each consumer an empty one.
     __device__ __forceinline__ void init(int arrivals, int releases = 1) const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < Config::stages; i++)
-                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, releases * SHARES);
+                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, releases * CONSUMERS_PER_TILE);
             if (Config::resident) mbarrier_init(resident, 1);
-            for (int i = 0; i < Config::consumers && Config::alternate; i++) mbarrier_init(turns + i, 1);
+            for (int i = 0; i < Config::consumers && Config::ping_pong; i++) mbarrier_init(turns + i, 1);
             fence_mbarrier_init();
         }
         __syncthreads();
     }
     __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
-    // The filters of a stage, which hold those of a tile's step.
+    // The filters of a stage; resident: those of this step.
     __device__ __forceinline__ unsigned char *filters(int stage, int step) const {
         return Config::resident ? stages + Config::stages * STAGE_BYTES + step * COMPONENTS * FILTER_BYTES
                                 : pixels(stage) + COMPONENTS * PIXEL_BYTES;
     }
 };
 
-// The tile of that number: filters change fastest, so that blocks at work at the same time share pixels in L2. `filter`
+// The tile of an index: filters change fastest, so that blocks at work at the same time share pixels in L2. `filter`
 // is the first of the tile, `filters_end` the end of its group.
 struct Tile {
     int pixel, group, filter, filters_end;
 
-    __device__ __forceinline__ explicit Tile(int number) {
-        group = number % FILTER_TILES / GROUP_TILES;
-        pixel = number / FILTER_TILES * Config::tile_pixels;
-        filter = group * M + number % GROUP_TILES * Config::tile_filters;
+    __device__ __forceinline__ explicit Tile(int index) {
+        group = index % FILTER_TILES / GROUP_FILTER_TILES;
+        pixel = index / FILTER_TILES * Config::tile_pixels;
+        filter = group * M + index % GROUP_FILTER_TILES * Config::tile_filters;
         filters_end = (group + 1) * M;
     }
     // A consumer's share.
     __device__ __forceinline__ Tile of(int consumer) const {
         Tile own = *this;
-        if (FILTER_SHARES > 1) own.filter += consumer * OWN_FILTERS;
-        else own.pixel += Config::alternate ? 0 : consumer * (64 * BLOCKS);
+        own.pixel += consumer * SHARE_PIXELS, own.filter += consumer * SHARE_FILTERS;
         return own;
     }
 };
@@ -179,17 +186,15 @@ struct Accumulators {
 // Issue and commit one stage's wgmmas, of a consumer's share; the caller waits. With `overwrite` the products replace the
 // sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
-                                               int consumer, bool overwrite = STEPS == 1) {
-    const int share = Config::alternate ? 0 : consumer;
-    const int first_pixel = FILTER_SHARES > 1 ? 0 : share * 64 * BLOCKS;
-    const int first_filter = FILTER_SHARES > 1 ? share * OWN_FILTERS : 0;
-    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + first_pixel * ROW_BYTES);
-    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)) + first_filter * ROW_BYTES);
+                                               int consumer, bool overwrite = K_TILES == 1) {
+    const unsigned first_pixel = shared_address(pipeline.pixels(stage)) + consumer * (SHARE_PIXELS * ROW_BYTES);
+    const unsigned first_filter = shared_address(pipeline.filters(stage, step)) + consumer * (SHARE_FILTERS * ROW_BYTES);
+    const Descriptor pixels = row_descriptor(first_pixel), filters = row_descriptor(first_filter);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::stage_channels / 16; k++) {  // 32 bytes per k-step
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
+        for (int block = 0; block < M_BLOCKS; block++) {
             const Descriptor a = pixels + 2 * k + block * (64 * ROW_BYTES >> 4), b = filters + 2 * k;
             float *const high = sums.high + block * BLOCK_SUMS;
             if (overwrite && k == 0) WGMMA_HIGH_OVERWRITE(high, a, b);
@@ -204,22 +209,22 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
     wgmma_commit();
 }
 
-// Main loop: the products of `steps` stages, which multiply(sums, stage, step) begins. On entry a stage's barrier `full`
+// Main loop: the products of `steps` stages, which begin(sums, stage, step) issues. On entry a stage's barrier `full`
 // completes when its loads have arrived; on exit every stage that was read is released to the producer.
-template <typename Multiply>
+template <typename Begin>
 __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeline &pipeline, int steps, int &stage,
-                                                int &phase, const Multiply &multiply) {
+                                                int &phase, const Begin &begin) {
     const auto release = [&](int which) {
         if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + which);
     };
 #pragma unroll 1
     for (int step = 0; step < steps;) {
-        const int last = PROMOTES ? min(steps, step + Config::promote_every) : steps;
+        const int last = PROMOTES ? min(steps, step + Config::promotion_interval) : steps;
         int before = -1;
 #pragma unroll 1
         for (; step < last; step++) {
             mbarrier_wait(pipeline.full + stage, phase);
-            multiply(sums, stage, step);
+            begin(sums, stage, step);
             wgmma_wait<1>();
             if (before >= 0) release(before);
             before = stage;
@@ -236,21 +241,22 @@ __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeli
 
 // Epilogue of a consumer's share of a tile: the sums go through shared memory, 32 filters at a time, so that a warp
 // stores 32 neighbouring pixels.
-constexpr int PITCH = 64 + 4;  // floats from one filter's row to the next: rows two apart are 8 banks apart
+constexpr int STAGING_PITCH = 64 + 4;  // floats from one filter's row to the next: rows two apart are 8 banks apart
 struct FloatEpilogue {
     int images;
     const ImageScale *x_scales;  // by image; null where the sums are unscaled already
     const int *w_exponents;
     float *y;
 
+    // What split_form.cu's epilogue does besides.
     __device__ __forceinline__ void prepare(float *, const Tile &, int) const {}
     static __device__ __forceinline__ void end() {}
     __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,
                                           int consumer, unsigned char * = nullptr) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        staging += consumer * (32 * PITCH);
+        staging += consumer * (32 * STAGING_PITCH);
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
+        for (int block = 0; block < M_BLOCKS; block++) {
             const int first = tile.pixel + 64 * block;
             float *to[2];
             int exponent[2];
@@ -266,7 +272,7 @@ struct FloatEpilogue {
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
                     const int filter = 8 * (j / 4) + lane % 4 * 2 + j % 2, pixel = 16 * warp + j / 2 % 2 * 8 + lane / 4;
-                    staging[filter * PITCH + pixel] = sums.total(block * BLOCK_SUMS + 16 * chunk + j);
+                    staging[filter * STAGING_PITCH + pixel] = sums.total(block * BLOCK_SUMS + 16 * chunk + j);
                 }
                 named_barrier(1 + consumer, 128);
 #pragma unroll
@@ -277,7 +283,7 @@ struct FloatEpilogue {
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         if (to[half] == nullptr) continue;
-                        const float sum = staging[row * PITCH + 32 * half + lane];
+                        const float sum = staging[row * STAGING_PITCH + 32 * half + lane];
                         __stcs(to[half] + (long long)filter * OUTPUT_AREA, scaled(sum, -(exponent[half] + own)));
                     }
                 }

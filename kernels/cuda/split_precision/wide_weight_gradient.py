@@ -116,7 +116,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         for name, area in (("x", own.area), ("y", own.output_area))
     }
     numbers = {"stages": stages, "blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
-    config = tile.config(own, low_stages=_LOW_STAGES, promote_every=PROMOTED_PRODUCTS // _PIXELS, **numbers)
+    config = tile.config(own, low_stages=_LOW_STAGES, promotion_interval=PROMOTED_PRODUCTS // _PIXELS, **numbers)
     defines: dict[str, int | str] = {
         # Here it only leaves out recompute_images, an entry point of the shared sources.
         "SPLIT_FORM": 1,
