@@ -84,9 +84,9 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
         mbarrier_wait(pipeline.full + stage, phase);
         const float *const own = pipeline.epilogue_storage + stage * Config::tile_pixels + row;
         const float inverse_scale[2] = {own[0], own[8]};
+        __syncwarp();  // every lane has read its scales before lane 0 releases them
         multiply_stage(sums, pipeline, stage, 0, consumer, true);
         wgmma_wait<0>();
-        __syncwarp();  // every lane has read its scales
         if (threadIdx.x % 32 == 0) mbarrier_arrive(pipeline.empty + stage);
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
