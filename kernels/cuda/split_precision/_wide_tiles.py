@@ -18,6 +18,7 @@ from ._wgmma import wgmma_macro
 #: Pixels, filters and consumers of a tile, and whether these ping-pong; per output, the time of a product of the sum,
 #: and that of the rest, in such products. Smaller tiles load pixels or filters more often. Without low and promoted
 #: sums, threads have registers for larger ones, and without a residual or float32 outputs, for whole tiles in turn.
+#: ``ece408-bench layers --context gpu --set resnet`` times them, those of the last table with ``--split-form``.
 _Times = dict[tuple[int, int, int, bool], tuple[float, int]]
 _TILES: _Times = {
     (128, 128, 2, False): (1.0, 0), (128, 96, 2, False): (1.05, 0), (128, 64, 2, False): (1.1, 0),

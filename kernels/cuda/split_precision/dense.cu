@@ -5,11 +5,13 @@
 //     sums of all slices of K --finish--> y
 //
 // The consumers convert x from shared memory into registers, wgmma's operand A, and ping-pong: one multiplies while the
-// other converts. A k-step is 64 products of a sum. The values of a row of x in a k-step are scaled by a power of two of
-// their own, those of a row of w by one (split.cuh has the arithmetic).
+// other converts. A k-step is 64 products of a sum. The values of a row of x in a k-step are scaled by a power of two
+// of their own, those of a row of w by one (split.cuh has the arithmetic).
 //
 // Arithmetic intensity: a k-step of a block copies (128 + tile_columns) x 256 bytes for 3 x 2 x 128 x tile_columns x 64
 // FLOP: 109 FLOP per byte for 168 columns. x is read once per column tile.
+// Restrictions: sm_90a; tile_columns of at most 168, for the registers; every row of w can be split, otherwise
+// dense.py's caller takes cuBLAS. See CUTLASS's persistent ping-pong kernels and split-K.
 //
 // Config: length (K) in k_steps of 64; columns (M) in column_tiles of tile_columns; tile_rows; pitch, the floats of a
 // row that TMA reads; stages; bias; components, 2. dense.py puts the activation's function, ``activated``, and the
@@ -78,7 +80,8 @@ struct Fragments {
     unsigned high[K_STEP / 16][4], low[K_STEP / 16][4];
     float inverse_scale[2];
 
-    // Behind the wait for the wgmmas that read these registers: the compiler must not use them for something else before.
+    // Behind the wait for the wgmmas that read these registers: the compiler must not use them for something else
+    // before.
     static __device__ __forceinline__ void keep(unsigned (&registers)[K_STEP / 16][4]) {
 #pragma unroll
         for (int i = 0; i < K_STEP / 4; i++) hide_from_compiler(registers[i / 4][i % 4]);

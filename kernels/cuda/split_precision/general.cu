@@ -19,11 +19,15 @@
 // from L2, that is 96 FLOP per byte. Layers with a long reduction are limited by L2 and the tensor cores, those with a
 // short one by device memory: the split copy adds one pass over the images.
 //
+// Restrictions (_wide_tiles.limits): sm_90a; fewer than 2^30 pixels per image; windows within TMA's offsets; stride 1
+// for a data gradient. See "Im2col mode" and "Asynchronous warpgroup level matrix instructions" in the PTX
+// ISA, and CUTLASS's warp-specialized persistent kernels, cooperative and ping-pong.
+//
 // Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
-// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. With the macro SPLIT_FORM, only
-// what split_form.cu shares with this file is compiled; in recompute.cuh the macro leaves out the entry point
+// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. With the macro SPLIT_FORM,
+// only what split_form.cu shares with this file is compiled; in recompute.cuh the macro leaves out the entry point
 // recompute_images.
 
 #ifndef SPLIT_FORM
@@ -106,14 +110,14 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of fewer
-// than 64 channels it took longer there (`ece408-bench layers`, 96 channels, 3 x 3).
+// Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of
+// fewer than 64 channels it took longer there (96 channels, 3 x 3; `ece408-bench layers` times it).
 constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
 constexpr int THREADS = 128 * (Config::consumers + 1);
 // A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
 // takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
-// Ping-pong consumers are ordered: each begins its products when the one before has its last stage, so that the epilogue
-// of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
+// Ping-pong consumers are ordered: each begins its products when the one before has its last stage, so that the
+// epilogue of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
                                               const TensorMap &w_low, int images, const Epilogue &epilogue) {
@@ -132,7 +136,8 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
         constexpr int TILES_IN_FLIGHT = Config::consumers / CONSUMERS_PER_TILE;
         int i = Config::ping_pong ? consumer : 0;  // the tile's index in the block
-        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += TILES_IN_FLIGHT * gridDim.x, i += TILES_IN_FLIGHT) {
+        for (int number = blockIdx.x + i * gridDim.x; number < tiles;
+             number += TILES_IN_FLIGHT * gridDim.x, i += TILES_IN_FLIGHT) {
             const Tile tile = Tile(number).of(consumer);
             const auto begin_products = [&](Accumulators &sums, int which, int step) {
                 if (Config::ping_pong && step == K_TILES - 1 && threadIdx.x % 128 == 0)

@@ -5,8 +5,8 @@ constexpr int TAPS = Config::kernel_height * Config::kernel_width;
 constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
 constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
 
-// Where the weight of a filter lies, for channel c of its group. A data gradient is the convolution of y by filters whose
-// channels and filters have changed places and whose rows and columns are reversed.
+// Where the weight of a filter lies, for channel c of its group. A data gradient is the convolution of y by filters
+// whose channels and filters have changed places and whose rows and columns are reversed.
 __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
     constexpr int CHANNELS = Config::channels, FILTERS = Config::filters;
     return Config::transposed
@@ -69,8 +69,9 @@ __device__ __forceinline__ void recompute(const float *w, int count, int warp, i
 }
 
 #ifndef SPLIT_FORM
-// The listed images (their number, then their indices), or all of them where a filter cannot be split. With an empty list
-// the launch costs an idle grid. `listed` is not __restrict__: convolution.cu, which may still run, writes it.
+// The listed images (their number, then their indices), or all of them where a filter cannot be split. With an empty
+// list the launch costs an idle grid. What an epilogue adds to y, this kernel must add too. `listed` is not
+// __restrict__: convolution.cu, which may still run, writes it.
 extern "C" __global__ void __launch_bounds__(256)
     recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
                      const int *__restrict__ filter_scales, const int *listed, long long first, int images) {

@@ -1,10 +1,18 @@
-// split_form: fp16x3_general between layers whose activations stay split (split_arrays.cuh), from one layer to the next.
+// split_form: fp16x3_general between layers whose activations stay split (split_arrays.cuh), from one layer to the
+// next.
 //
 // y = activated(convolution + bias + residual); Config says which of bias and residual there are. Before y is computed,
-// all that is known is that no value exceeds (the largest |x|) (the largest sum of a filter's |w|) + (the largest |bias|)
-// + (the largest |residual|), so this limit decides y's exponent. Its true largest value is found as it is stored, and
-// serves for the next layer's limit. The warp that would store a pixel of an image with an infinity or a NaN computes it
-// in float32, as it does all pixels where a filter has one.
+// all that is known is that no value exceeds (the largest |x|) (the largest sum of a filter's |w|) + (the largest
+// |bias|) + (the largest |residual|), so this limit decides y's exponent. Its true largest value is found as it is
+// stored, and serves for the next layer's limit. The warp that would store a pixel of an image with an infinity or a
+// NaN computes it in float32, as it does all pixels where a filter has one.
+//
+//     sums in registers --x 1 / scales, + bias, + residual, activation, x y's scale--> [ y high | y low ]
+//         --shared memory: lanes of an mma's layout to lanes of neighbouring filters--> y, NHWC, split
+//
+// Arithmetic intensity: the main loop's, see general.cu; per output the epilogue writes, and of a residual reads, 4
+// bytes, or 2 with one component. Restrictions: general.cu's; of several groups, each has a multiple of eight channels
+// and filters.
 //
 // Launches: split_filters (once), implicit_gemm_split. y_scales is zero before.
 
@@ -44,10 +52,11 @@ struct OutputPixel {
     float inverse_scale, scale, residual_inverse_scale;
 };
 
-// Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go through
-// shared memory, so that lanes with neighbouring units of eight filters store them; the residual is staged likewise.
-// With Config::buffers, as many of each warp, the TMA unit stores those of all 16 pixels, from rows that are swizzled over
-// their own width. With two components, or a residual, that took longer.
+// Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go
+// through shared memory, so that lanes with neighbouring units of eight filters store them; the residual is staged
+// likewise. With Config::buffers, as many of each warp, the TMA unit stores those of all 16 pixels, from rows that are
+// swizzled over their own width. With two components, or a residual, that took longer; `ece408-bench layers
+// --split-form` times it.
 constexpr int STAGED = OWN_FILTERS % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
@@ -63,7 +72,8 @@ struct Staging {
 };
 
 // A warp: those of its pixels that belong to images which are not finite, in float32.
-__device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to, const EpilogueParams &params) {
+__device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to,
+                                               const EpilogueParams &params) {
     unsigned short *const y = reinterpret_cast<unsigned short *>(to);
     const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + OWN_FILTERS);
     for (int at = lane % 16; at < 64 * M_BLOCKS; at += 64) {
@@ -123,7 +133,8 @@ struct SplitEpilogue {
             if (image < params.images) {
                 const ImageScale scale = params.scale(image);
                 one.image = scale.finite() ? image : OutputPixel::NOT_FINITE;
-                one.inverse_scale = power_of_two(-params.x_scales[image].exponent), one.scale = power_of_two(scale.exponent);
+                one.inverse_scale = power_of_two(-params.x_scales[image].exponent);
+                one.scale = power_of_two(scale.exponent);
                 one.residual_inverse_scale = power_of_two(-params.residual_scale(image).exponent);
                 if (scale.finite() && pixel % OUTPUT_AREA == 0 && tile.filter == 0)
                     params.scales[image].exponent = scale.exponent;
@@ -296,8 +307,8 @@ struct SplitEpilogue {
         const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
         return __float_as_uint(multiply(from_fp16(both + (both && both < 0x7c00)), inverse));
     }
-    // Record the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others, and
-    // atomic operations on one address in device memory take turns.
+    // Record the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others,
+    // and atomic operations on one address in device memory take turns.
     __device__ __forceinline__ void record_other_maxima(int first_image, const OutputPixel (&pixels)[2],
                                                 const unsigned (&bits)[2]) const {
         const int last = int(__reduce_max_sync(~0u, unsigned(max(pixels[0].image, pixels[1].image) + 2))) - 2;

@@ -4,14 +4,15 @@
 //     producer --full--> stage 0 | 1 | ... --wgmma--> sums in registers --epilogue--> shared memory --> y
 //              <-empty--                consumers
 //
-// Config, from _wide_tiles.py. The convolution (_convolution.py): groups; channels and filters, of a group; height, width,
-// output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
-// gradient; padded_channels, those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
-// The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1 (fp16x1);
-// promotion_interval, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups, which
-// share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block keeps the filters of
-// its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale. Of split_form.cu:
-// buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they are added.
+// Config, from _wide_tiles.py. The convolution (_convolution.py): groups; channels and filters, of a group; height,
+// width, output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1
+// for a data gradient; padded_channels, those of a group, rounded up to TMA's multiple of eight, in the split filters
+// and images. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
+// (fp16x1); promotion_interval, stages between two accumulator promotions, 0 for none; consumers, the consumer
+// warpgroups, which share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block
+// keeps the filters of its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale.
+// Of split_form.cu: buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they
+// are added.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
@@ -64,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Convert: a block turns 64 channels of 64 pixels of an image to [component][image][pixel][channel]. CHANNELS: of a
-// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known when
-// all threads have loaded.
+// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known
+// when all threads have loaded.
 template <int CHANNELS, int PIXELS, typename Load, typename Scale>
 __device__ __forceinline__ void split_block(uint4 *split, int images, const Load &load, const Scale &scale) {
     __shared__ float tile[64][65];
@@ -105,9 +106,9 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
 }
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
-// components of its pixels and then of its filters, unless all of those are resident behind the stages; staged outputs; a
-// full and an empty barrier per stage; one for resident filters; four that order the main loops of ping-pong consumers
-// (CUTLASS's OrderedSequenceBarrier); then what the kernel's epilogue keeps.
+// components of its pixels and then of its filters, unless all of those are resident behind the stages; staged outputs;
+// a full and an empty barrier per stage; one for resident filters; four that order the main loops of ping-pong
+// consumers (CUTLASS's OrderedSequenceBarrier); then what the kernel's epilogue keeps.
 struct Pipeline {
     unsigned char *stages, *outputs;
     Barrier *full, *empty, *resident, *turns;
@@ -183,8 +184,8 @@ struct Accumulators {
     }
 };
 
-// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits. With `overwrite` the products replace the
-// sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
+// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits. With `overwrite` the products replace
+// the sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer, bool overwrite = K_TILES == 1) {
     const unsigned first_pixel = shared_address(pipeline.pixels(stage)) + consumer * (SHARE_PIXELS * ROW_BYTES);
@@ -232,7 +233,8 @@ __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeli
         }
         wgmma_wait<0>();
         release(before);
-        // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
+        // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it. wide.bound follows from
+        // the interval.
 #pragma unroll
         for (int i = 0; i < SUMS && PROMOTES; i++)
             sums.promoted[PROMOTES ? i : 0] += sums.high[i], sums.high[i] = 0;
