@@ -72,9 +72,8 @@ struct Accumulators {
 #pragma unroll
         for (int r = 0; r < OUTPUT_ROWS && COMPONENTS == 2; r++) {
             if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
-            const unsigned *const a = f.a[COMPONENTS - 1];
-            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], a, b - r * row_step);
-            else WGMMA_HIGH_COMPONENT(with_x_low[r], a, b - r * row_step);
+            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
+            else WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
         }
         wgmma_commit();
     }
