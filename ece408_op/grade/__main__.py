@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sqlite3
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines
 from ece408_op.data.atomic import folder_problem, write_text
 from ece408_op.errors import DeviceError
+from ece408_op.problem import KNOWN_NETS
 from ece408_op.runtime import cuda
 from ece408_op.submission import build
 from ece408_op.submission.sandbox import Tools
@@ -90,7 +92,6 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     without = _no_gpu() if {one.context for one in found} == {"cpu", "gpu"} else None
     if without is not None:  # of a class, those for a GPU that is not there are unsupported
         found = [replace(one, why=str(without)) if one.context == "gpu" else one for one in found]
-    # Nothing is built where nothing will run.
     contexts = {one.context for one in found if not one.why}
     gpu = "gpu" in contexts
     build.remove_folders()
@@ -101,6 +102,9 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     tools = build.tools(hidden=hidden, unsafe=arguments.unsafe) if contexts else Tools(Path())
     # One submission has the GPU to itself; others are compiled meanwhile.
     jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
+    layers = max(len(net.layers) for net in rules.nets or KNOWN_NETS)  # of six descriptors; select takes 1024
+    descriptors = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    jobs = max(1, min(jobs, (descriptors - 64) // (6 * layers + 12)))
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
     for context in contexts:

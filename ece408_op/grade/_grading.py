@@ -120,8 +120,7 @@ FULL, BRIEF, TIMES = "full", "brief", "times"
 _GPU_IMAGES, _CPU_IMAGES, _CPU_TIMED_IMAGES = 10000, 100, 1000
 #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught on a GPU.
 _GPU_RUNS, _CPU_RUNS = 8, 3
-#: The largest arrays of a batch that a file asks for, on the CPU; the harness has copies of them.
-_MOST_BYTES = 2 << 30
+_MOST_BYTES = 2 << 30  # the largest arrays of a batch that a file asks for, on the CPU; the harness has copies of them
 #: What a record has of a file that was not run: whatever happens, it has every key.
 _NOT_RUN: Record = {"precision": None, "worst": None, "seconds": {}, "images": [], "networks": []}
 _NOT_RUN.update(printed="", compiler=[], pointed=[])

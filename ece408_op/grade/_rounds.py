@@ -218,8 +218,7 @@ class Trial:
                 bench.device.wake()
             buffers.clear(before)
             if timed:
-                # Processes long asleep take half a millisecond to wake, and the inputs must not be there meanwhile. The
-                # machine may be less busy than at first; a submission can only make an empty call slower.
+                # Those long asleep take 0.5 ms to wake, without inputs. A submission can only make empty calls slower.
                 layer.overhead_seconds = min(layer.overhead_seconds, self.worker.ping())
             buffers.present(flush=timed)
             call = self.worker.call(self._layer, self.seconds)

@@ -9,8 +9,7 @@ Who does what:
 A submission can write to any memory of its worker, so the harness believes nothing that the worker says: "done" only
 stops the harness's clock.
 
-Public modules: runner (a user's own file, without a sandbox: for m2.py to m4.py and ``ece408-lab``), build, sources,
-arrays, worker, python_worker, sandbox. headers/ replaces MXNet's.
+The runner runs a user's own file, without a sandbox, for m2.py to m4.py and ``ece408-lab``. headers/ replaces MXNet's.
 """
 
 from __future__ import annotations

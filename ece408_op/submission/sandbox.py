@@ -286,8 +286,7 @@ def _bubblewrap(seen: Iterable[str], written: Path | None, python: bool, tools: 
 
 
 def _environment(device: int | None) -> dict[str, str]:
-    kept = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
     environment.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME="/tmp", TMPDIR="/tmp", LC_ALL="C")
     if device is not None:
         # The GPU of that number here is to be the only one there.
