@@ -78,7 +78,7 @@ def _check_body(
         raise UnsupportedCodeError(line, f"the emulator does not have memory that a kernel allocates ({what})")
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
     for other in sorted(functions):
-        pattern = rf"(?<![\w.>])(?:\w+\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("
+        pattern = rf"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("
         calls += [(one, other) for one in re.finditer(pattern, body) if not _declared(other, head, body)]
     for found, other in calls:
         statement = max(body.rfind(mark, 0, found.start()) for mark in ";{}")

@@ -298,6 +298,11 @@ SIDES = {
         "rows[0] = scale(x[n]) + count;",
         "",
     ),
+    "functions of others": (
+        "float scale(float a) { return a; } struct Own { static __device__ float scale(float a) { return a; } };",
+        "y[i] = Own::scale(x[i]);",
+        "",
+    ),
     "a member": ("int size; struct Both { int size; };", "Both both = {1};\ny[i] = both.size;", ""),
 }  # fmt: skip
 
