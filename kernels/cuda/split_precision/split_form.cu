@@ -143,14 +143,91 @@ struct SplitEpilogue {
         }
     }
 
-    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
-                                          unsigned char *outputs) const {
-        constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = OWN_FILTERS / STAGED;
+    // A lane loads and stores unit `unit` of row `unit_row` of each pass; an mma leaves it columns 2 t and 2 t + 1 of
+    // each unit, of rows `row` and row + 8.
+    static constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = OWN_FILTERS / STAGED;
+    typedef uint4 Units[COMPONENTS][PASSES];          // of eight rows
+    typedef unsigned Words[COMPONENTS][STAGED_UNITS];  // of a row
+
+    // All of the residual of 16 pixels, before its first use.
+    __device__ __forceinline__ void load_residual(Units (&added)[CHUNKS][2], const bool (&exists)[2][PASSES],
+                                                  const Tile &tile, long long first_unit, int unit) const {
+#pragma unroll
+        for (int i = 0; i < CHUNKS * 2 * COMPONENTS * PASSES && Config::residual; i++) {
+            const int pass = i % PASSES, c = i / PASSES % COMPONENTS, half = i / (PASSES * COMPONENTS) % 2;
+            const int chunk = i / (PASSES * COMPONENTS * 2), at = 8 * half + pass * PASS_ROWS;
+            const bool real = exists[half][pass] && tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
+            const uint4 *const from = params.residual + c * (params.component() / 8) + first_unit;
+            added[chunk][half][c][pass] = real ? from[at * UNITS + chunk * STAGED_UNITS] : make_uint4(0, 0, 0, 0);
+        }
+    }
+    // Through the warp's buffers, from units to the words of an mma's layout.
+    static __device__ __forceinline__ void stage_residual(Staging &own, int half, const Units &added, Words &words,
+                                                          int unit, int unit_row, int row, int t) {
+        if (COMPONENTS == 2) __syncwarp();
+#pragma unroll
+        for (int i = 0; i < COMPONENTS * PASSES; i++)
+            buffer(own, half, i / PASSES)[i % PASSES * PASS_ROWS + unit_row][unit] = added[i / PASSES][i % PASSES];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < COMPONENTS * STAGED_UNITS; i++)
+            words[i / STAGED_UNITS][i % STAGED_UNITS] =
+                word(buffer(own, half, i / STAGED_UNITS)[row], 4 * (i % STAGED_UNITS) + t);
+    }
+    // The outputs of a pixel, from the sums at `first` on; `words` have the residual before. Returns the larger of
+    // their magnitudes and of `largest`, two of fp16.
+    static __device__ __forceinline__ unsigned compute(Words &words, const Accumulators &sums, int first,
+                                                       const OutputPixel &pixel, const float2 (&scales)[STAGED_UNITS],
+                                                       const float2 (&biases)[STAGED_UNITS], unsigned largest) {
         // Whether powers of two alone follow the sums.
         constexpr bool LINEAR = Config::buffers && !Config::bias && !ACTIVATES;
+#pragma unroll
+        for (int j = 0; j < STAGED_UNITS; j++) {
+            float2 value;
+            const float factor = LINEAR ? multiply(pixel.inverse_scale, pixel.scale) : pixel.inverse_scale;
+            value.x = multiply(multiply(sums.total(first + 4 * j), scales[j].x), factor);
+            value.y = multiply(multiply(sums.total(first + 4 * j + 1), scales[j].y), factor);
+            if (Config::bias) value.x += biases[j].x, value.y += biases[j].y;
+            if (Config::residual) {
+                const unsigned high = words[0][j], low = COMPONENTS == 2 ? words[COMPONENTS - 1][j] : 0;
+                value.x += multiply(joined(high, low), pixel.residual_inverse_scale);
+                value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_inverse_scale);
+            }
+            if (!LINEAR) value = {activated(value.x) * pixel.scale, activated(value.y) * pixel.scale};
+            words[0][j] = to_fp16x2(value.x, value.y);
+            if (COMPONENTS == 2) words[COMPONENTS - 1][j] = fp16x2_residual(value.x, value.y, words[0][j]);
+            largest = __vmaxu2(largest, words[0][j] & 0x7fff7fff);
+        }
+        return largest;
+    }
+    // Eight rows through the warp's buffers to y, `to` of this lane's unit of the first row.
+    __device__ __forceinline__ void store_rows(Staging &own, int half, const Words &words, uint4 *to,
+                                               const bool (&exists)[PASSES], bool unit_exists, int unit, int unit_row,
+                                               int row, int t) const {
+#pragma unroll
+        for (int c = 0; c < COMPONENTS; c++, to += params.component() / 8) {
+            // The buffer's last reads precede the last __syncwarp.
+            uint4(*const staged)[STAGED_UNITS + 1] = buffer(own, half, c);
+#pragma unroll
+            for (int j = 0; j < STAGED_UNITS; j++) word(staged[row], 4 * j + t) = words[c][j];
+            __syncwarp();
+            uint4 values[PASSES];
+#pragma unroll
+            for (int pass = 0; pass < PASSES; pass++) values[pass] = staged[pass * PASS_ROWS + unit_row][unit];
+#pragma unroll
+            for (int pass = 0; pass < PASSES; pass++) {
+                const bool real = exists[pass] && unit_exists;
+                // With a residual the registers are too few for both.
+                if (!Config::residual) store_if(real, to + pass * PASS_ROWS * UNITS, values[pass]);
+                else if (real) to[pass * PASS_ROWS * UNITS] = values[pass];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
+                                          unsigned char *outputs) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4, row = lane / 4;
         outputs += (4 * consumer + warp) * BUFFERS * BUFFER_BYTES;
-        // Where this lane loads and stores: a unit of a row of each pass.
         const int unit = lane % STAGED_UNITS, unit_row = lane / STAGED_UNITS;
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
         named_barrier(1 + consumer, 128);
@@ -166,16 +243,8 @@ struct SplitEpilogue {
 #pragma unroll
             for (int i = 0; i < 2 * PASSES; i++)
                 exists[i / PASSES][i % PASSES] = rows[i * PASS_ROWS + unit_row].image >= 0;
-            // All of the residual is loaded before its first use.
-            uint4 added[CHUNKS][2][COMPONENTS][PASSES];
-#pragma unroll
-            for (int i = 0; i < CHUNKS * 2 * COMPONENTS * PASSES && Config::residual; i++) {
-                const int pass = i % PASSES, c = i / PASSES % COMPONENTS, half = i / (PASSES * COMPONENTS) % 2;
-                const int chunk = i / (PASSES * COMPONENTS * 2), at = 8 * half + pass * PASS_ROWS;
-                const bool real = exists[half][pass] && tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
-                const uint4 *const from = params.residual + c * (params.component() / 8) + first_unit;
-                added[chunk][half][c][pass] = real ? from[at * UNITS + chunk * STAGED_UNITS] : make_uint4(0, 0, 0, 0);
-            }
+            Units added[CHUNKS][2];
+            load_residual(added, exists, tile, first_unit, unit);
             const OutputPixel pixels[2] = {rows[row], rows[row + 8]};
             finite = finite && min(pixels[0].image, pixels[1].image) > OutputPixel::NOT_FINITE;
             unsigned largest[2] = {0, 0};  // two magnitudes each, fp16
@@ -196,65 +265,19 @@ struct SplitEpilogue {
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const OutputPixel &pixel = pixels[half];
-                    unsigned words[COMPONENTS][STAGED_UNITS];
-                    if (Config::residual) {
-                        if (COMPONENTS == 2) __syncwarp();
-#pragma unroll
-                        for (int i = 0; i < COMPONENTS * PASSES; i++)
-                            buffer(own, half, i / PASSES)[i % PASSES * PASS_ROWS + unit_row][unit] =
-                                added[chunk][half][i / PASSES][i % PASSES];
-                        __syncwarp();
-#pragma unroll
-                        for (int i = 0; i < COMPONENTS * STAGED_UNITS; i++)
-                            words[i / STAGED_UNITS][i % STAGED_UNITS] =
-                                word(buffer(own, half, i / STAGED_UNITS)[row], 4 * (i % STAGED_UNITS) + t);
-                    }
-#pragma unroll
-                    for (int j = 0; j < STAGED_UNITS; j++) {
-                        const int at = block * BLOCK_SUMS + 4 * (STAGED_UNITS * chunk + j) + 2 * half;
-                        float2 value;
-                        const float factor = LINEAR ? multiply(pixel.inverse_scale, pixel.scale) : pixel.inverse_scale;
-                        value.x = multiply(multiply(sums.total(at), scales[j].x), factor);
-                        value.y = multiply(multiply(sums.total(at + 1), scales[j].y), factor);
-                        if (Config::bias) value.x += biases[j].x, value.y += biases[j].y;
-                        if (Config::residual) {
-                            const unsigned high = words[0][j], low = COMPONENTS == 2 ? words[COMPONENTS - 1][j] : 0;
-                            value.x += multiply(joined(high, low), pixel.residual_inverse_scale);
-                            value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_inverse_scale);
-                        }
-                        if (!LINEAR) value = {activated(value.x) * pixel.scale, activated(value.y) * pixel.scale};
-                        words[0][j] = to_fp16x2(value.x, value.y);
-                        if (COMPONENTS == 2) words[COMPONENTS - 1][j] = fp16x2_residual(value.x, value.y, words[0][j]);
-                        largest[half] = __vmaxu2(largest[half], words[0][j] & 0x7fff7fff);
-                    }
+                    Words words;
+                    if (Config::residual) stage_residual(own, half, added[chunk][half], words, unit, unit_row, row, t);
+                    const int first = block * BLOCK_SUMS + 4 * STAGED_UNITS * chunk + 2 * half;
+                    largest[half] = compute(words, sums, first, pixels[half], scales, biases, largest[half]);
 #pragma unroll
                     for (int j = 0; j < STAGED_UNITS && Config::buffers; j += 4) {
                         const int offset = (8 * half + lane % 8) * STAGED_BYTES + 16 * (j + lane / 8);
                         store_matrices(output + swizzled(offset, STAGED_BYTES), words[0][j], words[0][j + 1],
                                        words[0][j + 2], words[0][j + 3]);
                     }
-#pragma unroll
-                    for (int c = 0; c < COMPONENTS && !Config::buffers; c++) {
-                        const long long at = first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
-                        uint4 *const to = y + c * (params.component() / 8) + at;
-                        // The buffer's last reads precede the last __syncwarp.
-                        uint4(*const staged)[STAGED_UNITS + 1] = buffer(own, half, c);
-#pragma unroll
-                        for (int j = 0; j < STAGED_UNITS; j++) word(staged[row], 4 * j + t) = words[c][j];
-                        __syncwarp();
-                        uint4 values[PASSES];
-#pragma unroll
-                        for (int pass = 0; pass < PASSES; pass++)
-                            values[pass] = staged[pass * PASS_ROWS + unit_row][unit];
-#pragma unroll
-                        for (int pass = 0; pass < PASSES; pass++) {
-                            const bool real = exists[half][pass] && unit_exists;
-                            // With a residual the registers are too few for both.
-                            if (!Config::residual) store_if(real, to + pass * PASS_ROWS * UNITS, values[pass]);
-                            else if (real) to[pass * PASS_ROWS * UNITS] = values[pass];
-                        }
-                    }
+                    uint4 *const to = y + first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
+                    if (!Config::buffers)
+                        store_rows(own, half, words, to, exists[half], unit_exists, unit, unit_row, row, t);
                 }
                 if (Config::buffers) {
                     fence_async_proxy();
