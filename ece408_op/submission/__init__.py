@@ -6,10 +6,10 @@ Who does what:
     supervisor (native/worker)        process 1 of the sandbox: limits; reports how the worker ends
     worker (native/worker)            maps the buffers, loads the submission, calls forward
 
-A submission can write to any memory of its worker, so the harness believes nothing that the worker says: "done" only
-stops the harness's clock.
+A submission can write to all memory of its worker, and the harness believes nothing: "done" only stops its clock.
 
-The runner runs a user's own file, without a sandbox, for m2.py to m4.py and ``ece408-lab``. headers/ replaces MXNet's.
+Public modules: runner (a user's own file, without a sandbox: for m2.py to m4.py and ``ece408-lab``), build, sources,
+arrays, worker, python_worker, sandbox. headers/ replaces MXNet's.
 """
 
 from __future__ import annotations

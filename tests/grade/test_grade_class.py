@@ -166,7 +166,7 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, p
 @needs_sandbox
 def test_no_more_submissions_at_a_time_than_descriptors_suffice_for(tmp_path: Path) -> None:
     words = command(tmp_path, make_class(tmp_path, 3))
-    layers = [[1, 5, 5, 1, 3]] * 20
+    layers = [[1, 5, 5, 8, 3]] * 20
     (tmp_path / "spec.toml").write_text(f"images = [2]\nruns = 1\nnetwork = [{{ name = 'n', layers = {layers} }}]\n")
     limited = ["sh", "-c", 'ulimit -n 230; exec "$@"', "sh", *words, "--jobs", "3"]
     graded = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
