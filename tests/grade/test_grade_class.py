@@ -164,6 +164,7 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, p
 
 
 @needs_sandbox
+@pytest.mark.exhaustive
 def test_no_more_submissions_at_a_time_than_descriptors_suffice_for(tmp_path: Path) -> None:
     words = command(tmp_path, make_class(tmp_path, 3))
     layers = [[1, 5, 5, 8, 3]] * 20
