@@ -85,9 +85,9 @@ ONE_COMPONENT = [
     (ConvProblem(3, 16, 33, 24, 40, 1), None),
     (ConvProblem(2, 72, 23, 24, 90, 3), None),
     (ConvProblem(2, 24, 33, 24, 128, 1), RELU),
-    # Consumers that share the filters of a tile: long sums alone choose it.
-    (ConvProblem(3, 212, 12, 14, 250, 3), None),
 ]
+#: Consumers that share the filters of a tile: long sums alone choose it.
+SHARED_FILTERS = pytest.param(1, ConvProblem(3, 212, 12, 14, 250, 3), None, marks=pytest.mark.exhaustive)
 
 
 def filters(
@@ -117,7 +117,7 @@ def filters(
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(
     ("components", "problem", "activation"),
-    [(2, *one) for one in CONVOLUTIONS] + [(1, *one) for one in ONE_COMPONENT],
+    [*((2, *one) for one in CONVOLUTIONS), *((1, *one) for one in ONE_COMPONENT), SHARED_FILTERS],
     ids=str,
 )
 def test_convolution_with_what_follows(components, problem, activation, special, programs):

@@ -35,6 +35,7 @@ def run(folder, *steps):
     assert [races(report) for report in reports] == [0] * len(steps)
 
 
+@pytest.mark.exhaustive
 def test_sums_and_mixtures(programs):
     """Plain, behind a ReLU, and of a ReLU's gradient."""
     steps, modes = [], []
@@ -133,7 +134,7 @@ class Shares:
         sums[1 - self.part] = next(self._others)
 
 
-@pytest.mark.parametrize(("fixed", "relu"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("fixed", "relu"), [(False, True), pytest.param(True, False, marks=pytest.mark.exhaustive)])
 def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkeypatch):
     """Five images of odd sizes, two of them on one GPU; all is that of the five images in float64."""
 

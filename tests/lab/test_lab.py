@@ -152,6 +152,12 @@ def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     assert re.search(r"^line 2[05].*: out of bounds: ", capsys.readouterr().out, re.M)
 
+
+@needs_emulator
+@pytest.mark.exhaustive
+def test_a_cuda_file_that_adds_or_does_not_compile_is_emulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = changed(tmp_path, "adds.cu", ("  y4d(b, m, h, w) = 0;\n", ""))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 0
     assert "right only while y is 0 before the call" in " ".join(capsys.readouterr().out.split())
