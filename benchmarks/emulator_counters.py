@@ -9,8 +9,8 @@ those whose lanes are all switched off.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from ece408_op.core import dispatch
@@ -49,5 +49,8 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="where to write the counters, as JSON")
+    file = parser.parse_args().file
     result = {"device": cuda.chip().name, "layers": {layer: measure(layer) for layer in LAYERS}}
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -219,8 +219,7 @@ def networks() -> str:
     """Whole networks: seconds of a forward by contestant, with ``New`` on a CPU and on a GPU."""
     rows, files = [], {"CPU": "networks-zen5", "GPU": "networks-h200"}
     for where, case in ((where, case) for where, name in files.items() for case in read(name)["cases"]):
-        shown = [one for one in case["rows"] if one["contestant"].startswith(("MXNet", "New"))]
-        timed = [one for one in shown if one["call"] == "forward"]
+        timed = [one for one in case["rows"] if one["call"] == "forward" and one["contestant"][:3] in ("MXN", "New")]
         rows.append([f"{case['name']}, {where}", *(f"{one['median']:.3f}" for one in timed)])
     above = "\n".join(f"{where}: {machine(name)}" for where, name in files.items())
     return markdown(["seconds", *(one["contestant"] for one in timed)], rows, above)

@@ -82,7 +82,7 @@ class Group:
         )
 
     def abort(self) -> None:
-        """End the members' kernels, each of which would wait for all others; ``group`` makes a new group.
+        """End the members' kernels, which would wait for each other; ``group`` makes a new group.
 
         Any thread may call it, while others wait for streams. NCCL frees the memory when all CUDA graphs are gone that
         have captured what the group queued.

@@ -1,4 +1,4 @@
-"""Training steps on several GPUs of which one fails: nobody waits for it, and nothing changes."""
+"""Training steps on several GPUs when one of them fails: nobody waits for it, and nothing changes."""
 
 from __future__ import annotations
 

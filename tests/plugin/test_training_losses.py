@@ -1,4 +1,4 @@
-"""Losses of networks of Gluon's model zoo in training, beside MXNet's own Convolution, step by step.
+"""Losses of networks of Gluon's model zoo in training, step by step, compared with those of MXNet's own Convolution.
 
 Both runs have the same weights, images, order and optimizer. Rounding errors grow from step to step, by as much as the
 network amplifies them, so the tolerance is measured: further runs of MXNet's own begin with weights that a relative

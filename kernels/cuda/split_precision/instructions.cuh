@@ -50,8 +50,8 @@ __device__ __forceinline__ bool mbarrier_phase_ended(Barrier *barrier, int parit
 #endif
     return ended;
 }
-// Wait for the end of a phase, of which the parity counts: the first phase has 0, and 1 passes on a fresh barrier. The
-// whole warp calls it.
+// Wait for the end of the phase of that parity: the first phase has 0, and 1 passes on a fresh barrier. The whole warp
+// calls it.
 __device__ __forceinline__ void mbarrier_wait(Barrier *barrier, int phase) {
     while (!mbarrier_phase_ended(barrier, phase & 1)) {}
     __syncwarp();

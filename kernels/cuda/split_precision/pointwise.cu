@@ -15,7 +15,7 @@
 // Arithmetic intensity: C M multiply-adds for 4 (C + M) bytes of device memory per pixel, C / 4 FLOP per byte for
 // C = M. An H200 balances at 69 (warpgroup_mma.cu), so memory limits layers of fewer than some 280 channels and
 // filters. Restrictions: sm_90a; 1 x 1 filters, no padding; stride 1 for a data gradient. See CUTLASS's
-// warp-specialized kernels with mixed input types, which also convert an operand on its way.
+// warp-specialized kernels with mixed input types, which also convert an operand before they multiply.
 //
 // Launches: split_filters, pointwise_gemm, recompute_images.
 
