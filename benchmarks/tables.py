@@ -157,7 +157,7 @@ def float32_kernels() -> str:
     rows = []
     for case in read("layers-h200-float32")["cases"]:
         times = [*(row(case, kernel)["median"] for kernel in kernels[:2]), windows.get(case["name"], math.inf)]
-        words = [ms(time) if time < math.inf else "not taken" for time in times]
+        words = [ms(time) if time < math.inf else "" for time in times]
         share = f"{min(times) / case['roofline_seconds']:.2f}"
         rows.append([COURSE[case["name"]], *words, ms(cudnn(case)), share])
     head = ["layer", *(f"`{kernel}`, ms" for kernel in kernels), "cuDNN float32, ms", "best, of the roofline"]
@@ -174,7 +174,7 @@ def ladder() -> str:
     names: list[str] = []
     for layer in (times[0], *times[:0:-1]):
         names += sorted(layer.keys() - {*names}, key=lambda name: -layer[name])
-    rows = [[f"`{name}`", *(number(t[name]) if name in t else "not taken" for t in times)] for name in names]
+    rows = [[f"`{name}`", *(number(t[name]) if name in t else "" for t in times)] for name in names]
     return markdown(["kernel", *COURSE.values()], rows, f"One {table['name']}, ms.")
 
 

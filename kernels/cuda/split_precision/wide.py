@@ -38,7 +38,7 @@ _RANGE_VALUES, _MOST_RANGE_BLOCKS = 1 << 15, 16
 #: Blocks of recompute_images per multiprocessor.
 _RECOMPUTE_BLOCKS = 4
 #: Channels, filters and products of a sum from which on tensor cores pay.
-_FEWEST_CHANNELS, _FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 16, 64
+_FEWEST_CHANNELS, _FEWEST_FILTERS, _FEWEST_PRODUCTS = 12, 16, 64
 
 
 def range_blocks(own: Convolution) -> int:
