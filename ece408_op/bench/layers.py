@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import dispatch, timer, tuning
+from ece408_op.core.check import Comparison, Reference
 from ece408_op.core.kernel import CudaKernel, Kernel, float32_bound
 from ece408_op.core.roofline import Ceilings
 from ece408_op.errors import DeviceError, UnsupportedError
@@ -143,7 +144,7 @@ def cpu_case(
             call = _pytorch(problem, a, b, "float32", channels_last)
             yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
 
-    reference = timer.Reference(a, b, _CHECKED_ON_CPU, problem)
+    reference = Reference(a, b, _CHECKED_ON_CPU, problem)
     rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
     return case_of(name, problem, rows, ceilings, progress)
 
@@ -274,7 +275,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             calls = {KERNEL: (_pytorch(problem, x, w, precision, channels_last), evict)}
             yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
 
-    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU, problem), settings):
+    for row in _rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
             tile = {"tile": dict(tiles[kernel.name])} if tiles.get(kernel.name) else {}
@@ -298,14 +299,14 @@ def _as_float32(output: Any) -> Any:
 def _rows(
     contestants: Iterable[_Contestant | Row],
     clock: Callable[[str], timer.Clock],
-    reference: timer.Reference,
+    reference: Reference,
     settings: Settings,
 ) -> Iterator[Row]:
     """Time and check each contestant; ``clock`` makes the clock for a contestant's name."""
     how_often: dict[str, Any] = {"repeats": settings.repeats, "budget": settings.budget, "fewest": settings.fewest}
 
-    def check(one: _Contestant, output: Any) -> timer.Check:
-        return reference.check(one.values(output), one.kernel)
+    def check(one: _Contestant, output: Any) -> Comparison:
+        return reference.compare(one.values(output), one.kernel)
 
     for one in contestants:
         if isinstance(one, Row):
@@ -320,13 +321,14 @@ def _rows(
             except DeviceError as failure:
                 yield replace(row, call=kind, status=FAILED, reason=str(failure))
                 continue
-            error, passed = timing.check.error, timing.check.error <= one.bound
+            error = timing.worst.scaled if timing.worst else math.nan
+            passed = error <= one.bound
             yield replace(
                 row,
                 call=kind,
                 seconds=timing.seconds if passed else (),
                 status=PASSED if passed else FAILED,
-                reason="" if passed else f"{timing.check.worst}; error {error:.3g}, allowed {one.bound:.3g}",
+                reason="" if passed else f"{timing.worst}; error {error:.3g}, allowed {one.bound:.3g}",
                 error=error if math.isfinite(error) else None,
             )
 

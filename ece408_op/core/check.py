@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ece408_op.problem import ConvProblem, WeightGradient
 
 from . import reference
-from .kernel import SMALLEST32, Kernel
-
-#: The most bytes of float64 windows in one step of the comparison.
-STEP_BYTES = 64 << 20
+from .kernel import SMALLEST32, Kernel, float32_bound
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -24,7 +24,8 @@ class Comparison:
     Attributes:
         worst: the largest error divided by the error bound at its element. Above 1 the output is wrong; infinite if the
             output or the exact result alone is not finite.
-        scaled: the largest error divided by the sum of |x||w|.
+        scaled: the largest error divided by the sum that the error bound is a factor of, mostly that of |x||w|;
+            infinite if the output alone is not finite, or a value among the elements that were not compared.
         index: the index (b, m, i, j) of the worst element.
         got: the output there.
         expected: the exact result there.
@@ -81,6 +82,98 @@ def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
     return Agreement(int((classes == others).sum()), classes.size)
 
 
+class Reference:
+    """The exact results of some images of a problem, for any number of outputs.
+
+    Args:
+        x: the input, (B, C, H, W), float32, of NumPy or of CuPy on the current GPU.
+        w: the filters, (M, C, K, K), likewise.
+        images: the number of images to compare, evenly spread, including the first and the last; by default all. The
+            outputs of the others must be finite if x and w are. A weight gradient, which is the result of all images,
+            is compared for as many filters and channels, and whole where there are groups.
+        problem: the problem, by default the plain convolution of x and w. For a gradient, x and w are the problem's
+            first two operands.
+
+    Raises:
+        ProblemError: the shapes of x and w are not those of a convolution.
+    """
+
+    def __init__(self, x: Any, w: Any, images: int | None = None, problem: ConvProblem | None = None) -> None:
+        def some(count: int) -> np.ndarray:
+            chosen = count if images is None else min(images, count)
+            return np.unique(np.linspace(0, count - 1, chosen).round().astype(int))
+
+        self._problem = self._part = problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
+        #: Of the output's first axes, the indices that are compared; and images whose outputs may not be finite.
+        self._axes: list[np.ndarray] = [np.arange(problem.shapes[2][0])]
+        self._unknown: np.ndarray = np.zeros(0, int)
+        if not isinstance(problem, WeightGradient):
+            self._axes = [some(problem.batch)]
+            if len(self._axes[0]) < problem.batch:
+                finite = np.isfinite(x).all(axis=(1, 2, 3)) & np.isfinite(w).all()
+                self._unknown = np.flatnonzero(~_numpy(finite))
+            x, self._part = x[self._axes[0]], problem.with_batch(len(self._axes[0]))
+        elif images is not None and problem.groups == 1:
+            filters, channels = self._axes = [some(problem.filters), some(problem.channels)]
+            x, w = x[:, channels], w[:, filters]
+            self._part = replace(problem, filters=len(filters), channels=len(channels))
+        self._x, self._w = _numpy(x), _numpy(w)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._exact = reference.convolve(self._x, self._w, self._part)
+        self._magnitudes: dict[tuple[Callable[[Any], Any], ...], np.ndarray] = {}
+
+    def compare(self, out: Any, kernel: Kernel | None = None, least: float = 0.0) -> Comparison:
+        """Compare an output, (B, M, OH, OW), within the kernel's error bound; see ``compare``.
+
+        Without a kernel, the bound is that of a float32 sum.
+        """
+        if out.shape != self._problem.shapes[2]:
+            raise ValueError(f"out: expected shape {self._problem.shapes[2]} for {self._problem}, got {out.shape}")
+        got, expected = _numpy(out[np.ix_(*self._axes)]), self._exact
+        if not got.size:
+            return Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
+        bound = kernel.error_bound(self._problem) if kernel else float32_bound(self._problem)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            size = wide = self._magnitude(abs, abs)
+            if kernel:
+                wide = self._magnitude(kernel.magnitude_images, kernel.magnitude_weights)
+                wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
+            error = np.abs(got - expected)
+            # A product below float32's range is rounded to a multiple of its smallest number.
+            share = error / (bound * wide + self._problem.products * SMALLEST32 + least)
+            scaled = np.where(np.isfinite(error), error / wide, np.inf)
+        # A float32 sum may pass its range on the way, and end as an infinity or NaN.
+        passed_range = (size > _LARGEST) & ~np.isfinite(got) & np.isfinite(expected)
+        right = (got == expected) | (np.isnan(got) & np.isnan(expected)) | passed_range
+        share = np.where(right, 0.0, np.where(np.isfinite(share), share, np.inf))
+        # Where nothing is added up, no precision excuses anything but such a product.
+        scaled = np.where(right | ((wide == 0) & (share <= 1)), 0.0, scaled)
+        worst = np.unravel_index(int(np.argmax(share)), share.shape)
+        holes = self._holes(out) if got.size < out.size else 0
+        return Comparison(
+            worst=float(share[worst]),
+            scaled=math.inf if holes else float(scaled.max()),
+            index=(*(int(axis[i]) for axis, i in zip(self._axes, worst)), *map(int, worst[len(self._axes) :])),
+            got=float(got[worst]),
+            expected=float(expected[worst]),
+            wrong=int((share > 1).sum()),
+            compared=got.size,
+            holes=holes,
+        )
+
+    def _magnitude(self, of_images: Callable[[Any], Any], of_weights: Callable[[Any], Any]) -> np.ndarray:
+        key = of_images, of_weights
+        if key not in self._magnitudes:
+            self._magnitudes[key] = reference.magnitude(of_images(self._x), of_weights(self._w), self._part)
+        return self._magnitudes[key]
+
+    def _holes(self, out: Any) -> int:
+        finite = np.isfinite(out)
+        finite[np.ix_(*self._axes)] = True
+        finite[self._unknown] = True
+        return finite.size - int(finite.sum())
+
+
 def compare(
     out: np.ndarray,
     x: np.ndarray,
@@ -99,87 +192,17 @@ def compare(
         x: the input, (B, C, H, W), float32.
         w: the filters, (M, C, K, K), float32.
         kernel: the kernel that computed out.
-        images: the number of images to compare, evenly spread, including the first and the last; by default all. The
-            outputs of the others must be finite if x and w are.
+        images: the number of images to compare; see ``Reference``.
         least: an absolute error to add to every element's bound.
         problem: the problem, by default the plain convolution of x and w. For a gradient, x, w and out are the
-            problem's operands in their order, and a weight gradient is compared as a whole.
+            problem's operands in their order.
 
     Raises:
         ProblemError: the shapes of x and w are not those of a convolution.
         ValueError: out does not have the shape of the result.
     """
-    problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
-    if out.shape != problem.shapes[2]:
-        raise ValueError(f"out: expected shape {problem.shapes[2]} for {problem}, got {out.shape}")
-    if isinstance(problem, WeightGradient):
-        return _compare_part(out, x, w, kernel, np.arange(len(out)), least, problem)
-    count = problem.batch if images is None else min(images, problem.batch)
-    chosen = np.unique(np.linspace(0, problem.batch - 1, count).round().astype(int))
-    step = max(1, STEP_BYTES * problem.batch * problem.filters // max(1, 4 * problem.flops))
-    found = Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
-    for first in range(0, len(chosen), step):
-        part = chosen[first : first + step]
-        found = _worse(found, _compare_part(out[part], x[part], w, kernel, part, least, problem.with_batch(len(part))))
-    holes = 0
-    if len(chosen) < problem.batch and np.isfinite(w).all():
-        holes = _holes(out, x, np.setdiff1d(np.arange(problem.batch), chosen))
-    return replace(found, holes=holes)
+    return Reference(x, w, images, problem).compare(out, kernel, least)
 
 
-def _compare_part(
-    out: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    kernel: Kernel,
-    places: np.ndarray,
-    least: float,
-    problem: ConvProblem,
-) -> Comparison:
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        expected = reference.convolve(x, w, problem)
-        size = reference.magnitude(x, w, problem)
-        plain = kernel.magnitude_images is kernel.magnitude_weights is abs
-        images, weights = kernel.magnitude_images(x), kernel.magnitude_weights(w)
-        wide = size if plain else reference.magnitude(images, weights, problem)
-        wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
-        error = np.abs(out - expected)
-        # A product below float32's range is rounded to a multiple of its smallest number.
-        share = error / (kernel.error_bound(problem) * wide + problem.products * SMALLEST32 + least)
-        scaled = error / size
-    same = (out == expected) | (np.isnan(out) & np.isnan(expected))
-    # A float32 sum may pass its range on the way, and end as an infinity or NaN.
-    passed_range = (size > _LARGEST) & ~np.isfinite(out) & np.isfinite(expected)
-    share = np.where(same | passed_range, 0.0, np.where(np.isfinite(share), share, np.inf))
-    # Where nothing is added up, no precision excuses anything.
-    scaled = np.where(size > 0, np.where(np.isfinite(scaled), scaled, 0.0), np.where(share > 1, np.inf, 0.0))
-    worst = np.unravel_index(int(np.argmax(share)), share.shape)
-    return Comparison(
-        worst=float(share[worst]),
-        scaled=float(scaled.max()),
-        index=(int(places[worst[0]]), *(int(i) for i in worst[1:])),
-        got=float(out[worst]),
-        expected=float(expected[worst]),
-        wrong=int((share > 1).sum()),
-        compared=out.size,
-        holes=0,
-    )
-
-
-def _worse(a: Comparison, b: Comparison) -> Comparison:
-    """Both parts as one: the worst element of either, the sums of the counts."""
-    worst = a if a.compared and a.worst >= b.worst else b
-    return Comparison(
-        worst.worst,
-        max(a.scaled, b.scaled),
-        worst.index,
-        worst.got,
-        worst.expected,
-        a.wrong + b.wrong,
-        a.compared + b.compared,
-        0,
-    )
-
-
-def _holes(out: np.ndarray, x: np.ndarray, places: np.ndarray) -> int:
-    return sum(out[place].size - int(np.isfinite(out[place]).sum()) for place in places if np.isfinite(x[place]).all())
+def _numpy(array: Any) -> np.ndarray:
+    return np.asarray(array if isinstance(array, (np.ndarray, np.generic)) else array.get())

@@ -1,7 +1,7 @@
 """The one timer: calls timed on a GPU between two events, or on the CPU, and their outputs checked against float64.
 
-    reference = Reference(x, w, images=3)
-    timing = measure(call, GpuClock("naive"), before=Eviction(out), check=reference.check, repeats=20)
+    reference = check.Reference(x, w, images=3)
+    timing = measure(call, GpuClock("naive"), before=Eviction(out), check=reference.compare, repeats=20)
 
 Everything a timed call could profit from is undone before it: ``Eviction`` overwrites L2, and fills the output with NaN
 so that an element that is not written is found. One call before the timed ones warms up; it compiles.
@@ -13,17 +13,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem, WeightGradient
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from . import reference
-from .kernel import Kernel
+from .check import Comparison
 
 #: Runs a call and waits for its end; returns the seconds and what the call returned.
 Clock = Callable[[Callable[[], Any]], "tuple[float, Any]"]
@@ -34,83 +33,16 @@ _EVICTION_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Check:
-    """An output's largest error, as a share of the sum that ``Reference.check`` names, and a sentence about it."""
-
-    error: float = 0.0
-    worst: str = ""
-
-
-@dataclass(frozen=True)
 class Timing:
-    """Seconds of each timed call, and the worst check of their outputs."""
+    """Seconds of each timed call, and the worst comparison of their outputs, None if they were not checked."""
 
     seconds: tuple[float, ...]
-    check: Check = Check()
+    worst: Comparison | None = None
 
     @property
     def median(self) -> float:
         """The median in seconds."""
         return statistics.median(self.seconds)
-
-
-class Reference:
-    """The float64 results of some images of a layer, evenly spread: the others' outputs are checked for being finite.
-
-    x (B, C, H, W) and w (M, C / G, K, L), or for a gradient the two arrays that it is computed from, are finite float32
-    arrays of NumPy, or of CuPy on the current GPU. A weight gradient is the result of all images: it is compared for as
-    many filters and channels, and whole where there are groups.
-    """
-
-    def __init__(self, x: Any, w: Any, images: int, problem: ConvProblem | None = None) -> None:
-        def some(count: int) -> np.ndarray:
-            return np.unique(np.linspace(0, count - 1, images).astype(int))
-
-        problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
-        if not isinstance(problem, WeightGradient):
-            self._axes = [some(len(x))]
-            self._x, self._w, self._problem = x[self._axes[0]], w, problem.with_batch(len(self._axes[0]))
-        elif problem.groups > 1:
-            self._axes, self._x, self._w, self._problem = [np.arange(problem.filters)], x, w, problem
-        else:
-            filters, channels = self._axes = [some(problem.filters), some(problem.channels)]
-            self._x, self._w = x[:, channels], w[:, filters]
-            self._problem = replace(problem, filters=len(filters), channels=len(channels))
-        self._x, self._w = _numpy(self._x), _numpy(self._w)
-        self._exact = reference.convolve(self._x, self._w, self._problem)
-        self._magnitudes: dict[tuple[Callable[[Any], Any], ...], np.ndarray] = {}
-
-    def check(self, out: Any, kernel: Kernel | None = None) -> Check:
-        """Check an output of the problem, of NumPy or CuPy; the error is infinite if it is not finite.
-
-        The error is a share of the sum that the kernel's error bound is a factor of, or of the sum of |x||w|.
-        """
-        magnitudes = (kernel.magnitude_images, kernel.magnitude_weights) if kernel else (abs, abs)
-        if magnitudes not in self._magnitudes:
-            of_images, of_weights = magnitudes
-            sums = reference.magnitude(of_images(self._x), of_weights(self._w), self._problem)
-            self._magnitudes[magnitudes] = np.maximum(sums, np.finfo(float).tiny)
-        got = _numpy(out[np.ix_(*self._axes)]).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            errors = np.abs(got - self._exact) / self._magnitudes[magnitudes]
-        errors = np.where(np.isfinite(errors), errors, np.inf)
-        at = np.unravel_index(int(errors.argmax()), errors.shape)
-        index = [int(axis[place]) for axis, place in zip(self._axes, at)]
-        index += map(int, at[len(index) :])
-        worst = f"worst element {index}: got {got[at]:.9g}, expected {self._exact[at]:.9g}"
-        if np.isfinite(errors[at]) and not _all_finite(out):
-            return Check(math.inf, "expected finite values in every image, got NaN or infinity")
-        return Check(float(errors[at]), worst)
-
-
-def _numpy(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
-def _all_finite(out: Any) -> bool:
-    if isinstance(out, np.ndarray):
-        return all(np.isfinite(image).all() for image in out)
-    return bool(cuda.cupy().isfinite(out).all())
 
 
 def cpu_clock(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -173,7 +105,7 @@ def measure(
     call: Callable[[], Any],
     clock: Clock,
     before: Callable[[], Any] | None = None,
-    check: Callable[[Any], Check] | None = None,
+    check: Callable[[Any], Comparison] | None = None,
     repeats: int = 10,
     budget: float = math.inf,
     fewest: int = 1,
@@ -183,7 +115,7 @@ def measure(
     After ``budget`` seconds of timed calls no further one is timed, except for the first ``fewest``.
     """
     seconds: list[float] = []
-    worst = Check()
+    compared: list[Comparison] = []
     for number in range(repeats + 1):
         result = None  # a fresh output may take the memory of the one before
         if before is not None:
@@ -193,7 +125,7 @@ def measure(
             continue
         seconds.append(taken)
         if check is not None:
-            worst = max(worst, check(result), key=lambda one: one.error)
+            compared.append(check(result))
         if sum(seconds) > budget and len(seconds) >= fewest:
             break
-    return Timing(tuple(seconds), worst)
+    return Timing(tuple(seconds), max(compared, key=lambda one: one.scaled, default=None))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpu_case import require_gpu
 
-from ece408_op.core import reference, timer
+from ece408_op.core import check, reference, timer
 from ece408_op.core.kernel import float32_bound
 from ece408_op.kernels.cpu import loops
 from ece408_op.problem import ConvProblem
@@ -17,7 +17,7 @@ RANDOM = np.random.RandomState(0)
 X, W = RANDOM.randn(6, 2, 8, 9).astype(np.float32), RANDOM.randn(3, 2, 3, 3).astype(np.float32)
 RIGHT = reference.convolve(X, W).astype(np.float32)
 BOUND = float32_bound(ConvProblem.from_shapes(X.shape, W.shape))
-CHECK = timer.Reference(X, W, images=2).check
+CHECK = check.Reference(X, W, images=2).compare
 
 
 def test_each_timed_call_is_checked_and_the_first_one_is_not_timed():
@@ -36,7 +36,7 @@ def test_each_timed_call_is_checked_and_the_first_one_is_not_timed():
     assert order == ["before", "call", *["before", "call", "check"] * 2]
     assert timing.seconds == (3.0, 6.0)
     assert timing.median == 4.5
-    assert timing.check.error <= BOUND
+    assert timing.worst.scaled <= BOUND
 
 
 def test_the_budget_ends_the_calls_after_the_fewest():
@@ -54,15 +54,15 @@ def changed(index, value):
 
 @pytest.mark.parametrize("index", [(0, 0, 0, 0), (5, 2, 5, 6), (0, 1, 2, 3)])
 def test_a_wrong_element_is_found_and_named(index):
-    check = CHECK(changed(index, 9.0))
-    assert check.error > BOUND
-    assert f"worst element {list(index)}: got 9, expected {reference.convolve(X, W)[index]:.9g}" in check.worst
+    found = CHECK(changed(index, 9.0))
+    assert found.scaled > BOUND
+    assert f"worst element {list(index)}: got 9, expected {reference.convolve(X, W)[index]:.9g}" in str(found)
 
 
 @pytest.mark.parametrize("index", [(0, 0, 0, 0), (2, 1, 0, 3)], ids=["compared image", "other image"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_element_that_is_not_finite_is_found_in_every_image(index, value):
-    assert CHECK(changed(index, value)).error == math.inf
+    assert CHECK(changed(index, value)).scaled == math.inf
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -70,17 +70,17 @@ def test_an_element_that_is_not_finite_is_found_in_every_image(index, value):
 def test_a_wrong_element_of_a_gradient_is_found_and_named(kind, groups):
     problem = getattr(ConvProblem(5, 4, 8, 9, 5 * groups, 3, stride=(2, 1), pad=(1, 0), groups=groups), kind)
     a, b = (RANDOM.randn(*shape).astype(np.float32) for shape in problem.shapes[:2])
-    right, check = reference.convolve(a, b, problem).astype(np.float32), timer.Reference(a, b, 2, problem).check
-    assert check(right).error <= float32_bound(problem)
+    right, compare = reference.convolve(a, b, problem).astype(np.float32), check.Reference(a, b, 2, problem).compare
+    assert compare(right).scaled <= float32_bound(problem)
     right[4, -1, 2, 0] += 1
-    assert check(right).error > float32_bound(problem)
-    assert f"worst element [4, {right.shape[1] - 1}, 2, 0]: " in check(right).worst
+    assert compare(right).scaled > float32_bound(problem)
+    assert f"worst element [4, {right.shape[1] - 1}, 2, 0]: " in str(compare(right))
 
 
 def test_one_wrong_call_among_right_ones_counts():
     outputs = iter([RIGHT, RIGHT, RIGHT + np.float32(0.01), RIGHT])
     timing = timer.measure(lambda: next(outputs), timer.cpu_clock, check=CHECK, repeats=3)
-    assert timing.check.error > BOUND
+    assert timing.worst.scaled > BOUND
 
 
 @pytest.mark.gpu
@@ -89,13 +89,13 @@ def test_the_gpu_clock_times_and_an_output_that_is_left_alone_is_found():
     import cupy
 
     x, w, out = cupy.asarray(X), cupy.asarray(W), cupy.asarray(RIGHT)
-    check, evict = timer.Reference(x, w, images=2).check, timer.Eviction(out)
-    assert check(out).error <= BOUND
-    timing = timer.measure(lambda: out, timer.GpuClock("nothing"), evict, check, repeats=2)
-    assert timing.check.error == math.inf
+    compare, evict = check.Reference(x, w, images=2).compare, timer.Eviction(out)
+    assert compare(out).scaled <= BOUND
+    timing = timer.measure(lambda: out, timer.GpuClock("nothing"), evict, compare, repeats=2)
+    assert timing.worst.scaled == math.inf
     right = cupy.asarray(RIGHT)
-    timing = timer.measure(lambda: cupy.copyto(out, right) or out, timer.GpuClock("copy"), evict, check, repeats=3)
-    assert timing.check.error <= BOUND
+    timing = timer.measure(lambda: cupy.copyto(out, right) or out, timer.GpuClock("copy"), evict, compare, repeats=3)
+    assert timing.worst.scaled <= BOUND
     assert len(timing.seconds) == 3
     assert timing.median > 0
 
