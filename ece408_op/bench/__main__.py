@@ -23,7 +23,7 @@ from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import ConvProblem
 
-from . import _calls, _layer_names, _networks, _sweep, _tables, _training, plots, results
+from . import _calls, _layer_names, _networks, _sweep, _training, plots, results, tables
 from .results import Case, Results, Row
 
 _DESCRIPTION = """\
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CANNOT
     except (UnsupportedError, ValueError) as error:
         usage_error(str(error))
-    print(_tables.table(measured))
+    print(tables.table(measured))
     for path in plots.draw(measured, options.plots) if options.plots else ():
         print(path, file=sys.stderr)
     return OK if measured.passed else FAILED

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _MARKS = {
     "fastest in float32": ("#2f9e62", "D"),
     "float32": ("#3b82c4", "o"),
     "reduced precision": ("#9b6bcf", "^"),
+    "yours": ("#c2412d", "o"),
 }
 
 #: Inches: narrow enough to be read on a phone.
@@ -67,18 +69,38 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return paths
 
 
+@dataclass(frozen=True)
+class Point:
+    """A layer's mark in a roofline: operations per byte and per second; ``kind``: a key of _MARKS."""
+
+    layer: str
+    intensity: float
+    rate: float
+    kind: str
+
+
 def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> str:
     """The rate of every row of some layers, under the memory roofline and the rooflines of the units that are used.
 
     baseline: the contestant that is marked like the peers.
     """
-    problems = {case.name: case.problem for case in cases if case.problem}
-    intensities = {name: problem.flops / problem.bytes for name, problem in problems.items()}
-    memory, one = ceilings.bytes_per_second / 1e12, next(iter(problems.values()))
-    used = ["fp32", *(dispatch.find(row.kernel).arithmetic for case in cases for row in case.rows if row.kernel)]
+    points, used = [], ["fp32"]
+    for case, problem in ((case, case.problem) for case in cases if case.problem):
+        for row in case.rows:
+            used += [dispatch.find(row.kernel).arithmetic] if row.kernel else []
+            if row.median:
+                kind = _kind(row, case, baseline)
+                points.append(Point(case.name, problem.flops / problem.bytes, problem.flops / row.median, kind))
+    return roofline_of(points, ceilings, used)
+
+
+def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str] = ("fp32",)) -> str:
+    """The points under the memory roofline and the rooflines of the units ``used``, keys of core.roofline.PRODUCTS."""
+    intensities = {point.layer: point.intensity for point in points}
+    memory = ceilings.bytes_per_second / 1e12
     roofs: dict[float, list[str]] = {}
     for units in dict.fromkeys(used):
-        roofs.setdefault(one.flops / ceilings.arithmetic_seconds(one, units) / 1e12, []).append(units)
+        roofs.setdefault(ceilings.rate(units) / 1e12, []).append(units)
     ridges = [roof / memory for roof in roofs]
     low, high = min(*intensities.values(), *ridges) / 2, max(*intensities.values(), *ridges) * 2
 
@@ -89,13 +111,10 @@ def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> s
             axes.plot([ridge, high], [roof, roof], color=INK, lw=1.2)
             axes.annotate(", ".join(names), (high, roof), (0, 2), textcoords="offset points", ha="right", fontsize=7)
         seen = {}
-        for case in cases:
-            for row in case.rows:
-                if row.median and case.problem:
-                    kind = _kind(row, case, baseline)
-                    color, marker = seen[kind] = _MARKS[kind]
-                    rate, order = case.problem.flops / row.median / 1e12, 2 + (kind == "fastest in float32")
-                    axes.plot(intensities[case.name], rate, marker, color=color, ms=5, zorder=order, clip_on=False)
+        for point in points:
+            color, marker = seen[point.kind] = _MARKS[point.kind]
+            order = 2 + (point.kind == "fastest in float32")
+            axes.plot(point.intensity, point.rate / 1e12, marker, color=color, ms=5, zorder=order, clip_on=False)
         axes.set(xscale="log", yscale="log", xlim=(low, high))
         axes.set(xlabel="operations per byte that has to be moved", ylabel="TFLOP/s")
         bottom = axes.get_ylim()[0] / 20  # room for the names below the marks
@@ -136,6 +155,17 @@ def bars(case: Case, baseline: str = "") -> str:
         return figure
 
     return _svg(f"bars-{case.name}", plot)
+
+
+def embedded(name: str, svg: str) -> str:
+    """The SVG to stand inside a page: no prologue, no size of its own, unique ids, the page's colour of text."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    head, rest = svg.split(">", 1)
+    svg = re.sub(r' (height|width)="[^"]*"', "", head) + ">" + rest
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    return svg.replace(INK, "currentColor")
 
 
 def _kind(row: Row, case: Case, baseline: str) -> str:

@@ -51,10 +51,12 @@ class Ceilings:
 
     def arithmetic_seconds(self, problem: ConvProblem, arithmetic: str = "fp32") -> float:
         """Return the roofline of the units that do this arithmetic, a key of PRODUCTS: by default the FP32 roofline."""
+        return problem.flops / self.rate(arithmetic)
+
+    def rate(self, arithmetic: str) -> float:
+        """Return the convolution's operations per second by the units that do this arithmetic, a key of PRODUCTS."""
         products = PRODUCTS[arithmetic]
-        if products:
-            return products * problem.flops / self.tensor_flops_per_second
-        return problem.flops / self.flops_per_second
+        return self.tensor_flops_per_second / products if products else self.flops_per_second
 
     def roofline_seconds(self, problem: ConvProblem, arithmetic: str = "fp32") -> float:
         """Return the larger of the memory roofline and the roofline of the units used."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ece408_op.bench import plots
+from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import write_text
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import templates
@@ -16,13 +17,12 @@ from ._speed import YOURS
 
 PAGE = "index.html"
 #: A chip for rooflines where none is here: NVIDIA's data sheet of the H200, bytes and float32 operations per second.
-_CHIP, _BYTES_PER_SECOND, _FLOPS_PER_SECOND = "an H200 (data sheet)", 4.8e12, 67e12
-#: The roofline's axes, decades of FLOP per byte and of FLOP per second, and the picture's size.
-_INTENSITY, _RATE, _WIDTH, _HEIGHT = (-2, 3), (9, 14), 600, 300
+_CHIP, _CEILINGS = "an H200 (data sheet)", Ceilings(4.8e12, 67e12)
 
 
 def write(result: Mapping[str, Any], folder: Path) -> Path:
-    """Write the page into the folder, and return its path; raises DeviceError without Jinja2."""
+    """Write the page into the folder, and return its path; raises DeviceError without Jinja2 or matplotlib."""
+    plots.check()
     write_text(folder / PAGE, as_page(result))
     return folder / PAGE
 
@@ -59,46 +59,26 @@ def source_lines(source: str, entry: Mapping[str, Any] | None) -> list[dict[str,
 
 
 def roofline(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the picture of the roofline and a dot per layer; None where nothing was counted or timed on a GPU.
+    """Return the roofline with a dot per layer as SVG; None where nothing was counted or timed on a GPU.
 
     A layer that was not timed is on the roof: it can be no faster with its bytes per operation.
     """
-    dots, chip, rates = [], _CHIP, (_BYTES_PER_SECOND, _FLOPS_PER_SECOND)
+    points, words, chip, ceilings = [], [], _CHIP, _CEILINGS
     for entry in result["layers"]:
         times = entry["times"] or {}
         problem = ConvProblem(times.get("images", 1), *entry["layer"])
         if times.get("rooflines"):
             roofs = times["rooflines"]
-            chip, rates = "this GPU", (problem.bytes / roofs["memory"], problem.flops / roofs["FP32"])
+            chip, ceilings = "this GPU", Ceilings(problem.bytes / roofs["memory"], problem.flops / roofs["FP32"])
         if entry["counters"] or times.get("rooflines"):
             intensity = entry["counters"]["intensity"] if entry["counters"] else problem.flops / problem.bytes
-            rate = problem.flops / times["seconds"][YOURS] if times else min(rates[1], intensity * rates[0])
-            dots.append(
-                {"at": _point(intensity, rate), "words": f"{_screen.layer_name(entry)}: {intensity:.2f} FLOP per byte"}
-            )
-    if not dots:
+            roof = min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
+            rate = problem.flops / times["seconds"][YOURS] if times else roof
+            points.append(plots.Point("x".join(map(str, entry["layer"])), intensity, rate, YOURS))
+            words.append(f"{_screen.layer_name(entry)}: {intensity:.2f} FLOP per byte")
+    if not points:
         return None
-    ridge = rates[1] / rates[0]
-    low, high = (10.0**decade for decade in _INTENSITY)
-    roof = [_point(low, low * rates[0]), _point(ridge, rates[1]), _point(high, rates[1])]
-    ticks = [
-        {"x": _point(10.0**decade, 1)[0], "text": f"{10.0**decade:g}"}
-        for decade in range(_INTENSITY[0], _INTENSITY[1] + 1)
-    ]
-    rows = [
-        {"y": _point(1, 10.0**decade)[1], "text": f"{10.0 ** (decade - 12):g}"}
-        for decade in range(_RATE[0], _RATE[1] + 1)
-    ]
-    return {"dots": dots, "roof": roof, "ticks": ticks, "rows": rows, "chip": chip, "width": _WIDTH, "height": _HEIGHT}
-
-
-def _point(intensity: float, rate: float) -> tuple[float, float]:
-    """Return the place of the picture, in its units, with logarithmic axes."""
-
-    def share(value: float, decades: tuple[int, int]) -> float:
-        return min(1.0, max(0.0, (math.log10(max(value, 1e-9)) - decades[0]) / (decades[1] - decades[0])))
-
-    return round(_WIDTH * share(intensity, _INTENSITY), 1), round(_HEIGHT * (1 - share(rate, _RATE)), 1)
+    return {"svg": plots.embedded("roofline", plots.roofline_of(points, ceilings)), "words": words, "chip": chip}
 
 
 def _times(number: int, least: int) -> str:

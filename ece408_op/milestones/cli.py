@@ -227,14 +227,13 @@ def _run_network(
         "context": "gpu_network" if as_one_node else str(context),
     }
     if options.impl == ALL:
-        from ece408_op.bench import results as results_format
+        from ece408_op.bench import tables
 
         from . import _all_kernels
 
-        cases = _all_kernels.measure(loaded, images)
-        print(_all_kernels.as_text(cases))
-        results["layers"] = [asdict(case) for case in cases]
-        passed = all(row.status != results_format.FAILED for case in cases for row in case.rows)
+        measured = _all_kernels.measure(loaded, images)
+        print(tables.table(measured))
+        results["layers"], passed = [asdict(case) for case in measured.cases], measured.passed
     else:
         predictions = _infer(milestone, options.time, running, images, labels, context, results)
         passed = not options.verify or _verify(script, loaded, plain, images, predictions, results)

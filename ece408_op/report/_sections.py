@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ece408_op.bench import plots, results
+from ece408_op.bench import plots, results, tables
 from ece408_op.core.roofline import Ceilings
 
 from ._commands import COUNTERS, MACHINE, MILESTONES, PROFILE, Asked
@@ -127,22 +126,20 @@ def _kernels(context: str, asked: Asked, runs: Runs) -> list[Block]:
     facts = runs.result(MACHINE)
     if context == "gpu" and timed and facts and facts["ceilings"]:
         svg = plots.roofline(timed, Ceilings(**facts["ceilings"]), BASELINE)
-        charts.append(Block(f"Roofline, {size} images", svg=_embedded("roofline", svg)))
+        charts.append(Block(f"Roofline, {size} images", svg=plots.embedded("roofline", svg)))
     for case in timed:
         reused = tuple(row for row in case.rows if row.call != results.FRESH)
         svg = plots.bars(results.Case(case.name, size, reused), BASELINE)
         title = f"Time of each kernel on {case.name}, {size} images; the line in a bar is the kernel's roofline"
-        charts.append(Block(title, svg=_embedded(f"{context}-{case.name}", svg)))
-    tables = []
+        charts.append(Block(title, svg=plots.embedded(f"{context}-{case.name}", svg)))
+    shown = []
     for command in runs.commands:
-        text = runs.printed(command.name) if command.group == f"layers-{context}" else ""
-        if text:
-            lines = [line for line in text.splitlines() if not re.fullmatch(r"[| -]*", line)]
-            rows = [re.split(r" ?\| ?", line)[1:-1] for line in lines if line.startswith("|")]
-            launches = _launches(results.from_data(runs.result(command.name)).cases)
-            others = "\n".join(line for line in lines if not line.startswith("|"))
-            tables.append(Block(command.line, [Table(rows), *launches], others))
-    return [*charts, *tables]
+        found = runs.result(command.name) if command.group == f"layers-{context}" else None
+        if found:
+            run = results.from_data(found)
+            reasons = "\n".join(tables.reasons(run))
+            shown.append(Block(command.line, [Table(tables.rows(run)), *_launches(run.cases)], reasons))
+    return [*charts, *shown]
 
 
 def _launches(cases: Sequence[results.Case]) -> list[Table]:
@@ -166,14 +163,3 @@ def _counters(runs: Runs) -> Iterator[Block]:
             names = list(dict.fromkeys(name for figures in counted.values() for name in figures))
             rows = [[kernel, *(f"{figures.get(name, 0):.4g}" for name in names)] for kernel, figures in counted.items()]
             yield Block(command.line, [Table([["kernel", *names], *rows])])
-
-
-def _embedded(name: str, svg: str) -> str:
-    """The SVG to stand inside a page: no prologue, no size of its own, unique ids, the page's colour of text."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    head, rest = svg.split(">", 1)
-    svg = re.sub(r' (height|width)="[^"]*"', "", head) + ">" + rest
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
-    return svg.replace(plots.INK, "currentColor")

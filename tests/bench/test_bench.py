@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, _tables, results
+from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, results, tables
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
@@ -134,7 +134,7 @@ def test_a_wrong_output_is_shown_without_a_time_and_has_no_ratio():
     right = Row("New x", FRESH, (4.0,), impl="x")
     problem = ConvProblem(10, 1, 8, 8, 2, 3)
     cases = tuple(Case(name, 10, (peer, row), problem) for name, row in (("a", wrong), ("b", right)))
-    text = _tables.table(Results("layers", results.this_machine(), cases=cases))
+    text = tables.table(Results("layers", results.this_machine(), cases=cases))
     assert "| a | 10 | New x | failed |  |  |" in text
     assert "| b | 10 | New x | 4000 | 4000 to 4000 | 2.00 |" in text
     assert "a, New x: failed: worst element [0, 1, 2, 3]: got 1, expected 2" in text
@@ -146,7 +146,7 @@ def test_the_table_sums_ratios_up():
         Case(name, 1, (Row("New", "forward", (own,), impl="auto"), Row("MXNet, NONE", "forward", (4.0,))))
         for name, own in (("a", 2.0), ("b", 0.5))
     )
-    rows = rows_of(_tables.table(Results("networks", results.this_machine(), cases=cases)))
+    rows = rows_of(tables.table(Results("networks", results.this_machine(), cases=cases)))
     assert [row for row in rows if row[0] == "geometric mean"] == [["geometric mean", "", "New", "", "", "4.00"]]
     assert [row for row in rows if row[0] == "least"] == [["least", "", "New", "", "", "2.00"]]
 

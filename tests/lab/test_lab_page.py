@@ -18,6 +18,7 @@ from ece408_op.lab import _check, _page
 from ece408_op.problem import ConvProblem
 
 pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
 PHONE, DESK = 390, 1280
 SOURCE = "".join(
     f"float line_{number} = {number};  // {'wide ' * 30 if number == 7 else '<b>'}\n" for number in range(30)

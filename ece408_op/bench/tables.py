@@ -1,4 +1,4 @@
-"""Results as a Markdown table for a terminal."""
+"""Results as a table: rows of words, and Markdown for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from .results import Case, Results, Row, mean_and_least
 
 
 def table(results: Results) -> str:
-    """A row for each contestant on each case, then the geometric mean and the least of each ratio, then all reasons.
+    """The rows as Markdown, then all reasons."""
+    head, *others = rows(results)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others)]
+    why = reasons(results)
+    return "\n".join([*lines, *[""] * bool(why), *why])
+
+
+def reasons(results: Results) -> list[str]:
+    """A line for each row without a time."""
+    every = [(case, row) for case in results.cases for row in case.rows]
+    return [f"{case.name}, {row.contestant}: {row.status}: {row.reason}" for case, row in every if row.reason]
+
+
+def rows(results: Results) -> list[list[str]]:
+    """The head, a row for each contestant on each case, then the geometric mean and the least of each ratio.
 
     For each kind of call: the median and the quartiles in milliseconds, and how many times as fast as each peer's
     fastest variant. Then the time over the roofline of the units used, the rate, the error as a share of its bound, and
@@ -23,22 +37,22 @@ def table(results: Results) -> str:
     head += [f"x {family}, {call}" for call, family in ratios]
     head += ["x roofline", "GFLOP/s"] * layers + ["error, of bound"] * checked
     head += [key.replace("_", " ") for key in details]
-    lines = [head, ["---"] * len(head)]
+    lines = [head]
     found: dict[str, list[list[float | None]]] = {}
     for case in results.cases:
         for name in dict.fromkeys(row.contestant for row in case.rows):
-            rows = {row.call: row for row in case.rows if row.contestant == name}
-            last = list(rows.values())[-1]
-            theirs = [_ratio(case, rows.get(call), family) for call, family in ratios]
+            of_call = {row.call: row for row in case.rows if row.contestant == name}
+            last = list(of_call.values())[-1]
+            theirs = [_ratio(case, of_call.get(call), family) for call, family in ratios]
             cells = [
                 case.name,
                 str(case.images),
                 f"{name} ({last.kernel})" if last.impl == "auto" and last.kernel else name,
             ]
-            cells += [word for call in calls for word in _times(rows.get(call))]
+            cells += [word for call in calls for word in _times(of_call.get(call))]
             cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in theirs]
             cells += _rates(case, last) * layers + [_error(last)] * checked
-            lines.append([*cells, *(_detail(rows, key) for key in details)])
+            lines.append([*cells, *(_detail(of_call, key) for key in details)])
             found.setdefault(name, []).append(theirs)
     for which, word in enumerate(("geometric mean", "least")) if len(results.cases) > 1 else ():
         for name, several in found.items():
@@ -52,8 +66,7 @@ def table(results: Results) -> str:
                     *("" if s is None else f"{s[which]:.2f}" for s in sums),
                 ]
                 lines.append([*cells, *[""] * (len(head) - len(cells))])
-    reasons = [f"{case.name}, {row.contestant}: {row.status}: {row.reason}" for case, row in every if row.reason]
-    return "\n".join(["| " + " | ".join(cells) + " |" for cells in lines] + [""] * bool(reasons) + reasons)
+    return lines
 
 
 def _family(row: Row) -> str:
