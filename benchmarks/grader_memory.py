@@ -38,74 +38,28 @@ from ece408_op.submission.worker import Program, Worker, python_program  # noqa:
 PYTHON = (str(submissions.HERE / "python" / "on_the_gpu.py"),)
 MOST_APART = 0.02
 
-#: LIBRARY RUNS {B C H W M K}...: a plain process that calls a compiled submission and prints each layer's seconds.
-PLAIN = r"""
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_runtime.h>
-#include <dlfcn.h>
-
-struct Call {
-  float *y, *x, *w;
-  unsigned y_shape[4], x_shape[4], w_shape[4];
-  cudaStream_t stream;
-  const char* note;
-};
-
-__global__ void fill(float* to, size_t count) {  // in [-1, 1)
-  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-    to[i] = (unsigned)(i * 2654435761u ^ i >> 7) * 4.6566129e-10f - 1;
-}
-
-float* allocate(const unsigned* shape) {
-  void* at = nullptr;
-  const size_t count = (size_t)shape[0] * shape[1] * shape[2] * shape[3];
-  if (cudaMalloc(&at, 4 * count) != cudaSuccess) exit(1);
-  fill<<<1024, 256>>>((float*)at, count);
-  return (float*)at;
-}
-
-int main(int, char** words) {
-  void* library = dlopen(words[1], RTLD_NOW);
-  auto forward = (void (*)(Call*))dlsym(library, "ece408_grade_forward");
-  cudaStream_t stream;
-  cudaStreamCreate(&stream);
-  for (char** at = words + 3; *at; at += 6) {
-    unsigned n[6];
-    for (int i = 0; i < 6; ++i) n[i] = atoi(at[i]);
-    Call call = {0, 0, 0, {n[0], n[4], n[2] - n[5] + 1, n[3] - n[5] + 1}, {n[0], n[1], n[2], n[3]},
-                 {n[4], n[1], n[5], n[5]}, stream, 0};
-    call.x = allocate(call.x_shape), call.w = allocate(call.w_shape), call.y = allocate(call.y_shape);
-    cudaDeviceSynchronize();
-    for (int run = 0; run < atoi(words[2]); ++run) {
-      auto start = std::chrono::steady_clock::now();
-      forward(&call);
-      if (cudaDeviceSynchronize() != cudaSuccess) return 1;
-      printf("%.9f ", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
-    printf("\n");
-    cudaFree(call.x), cudaFree(call.w), cudaFree(call.y);
-  }
-}
-"""
-#: The same for a kernel in Python: WHAT RUNS {B C H W M K}...
-PLAIN_PYTHON = """
-import sys, time
+#: WHAT RUNS {B C H W M K}...: a plain process that calls a compiled submission, or a kernel in Python, and prints each
+#: layer's seconds.
+PLAIN = """
+import ctypes, sys, time
 import cupy
-from ece408_op.submission import python_worker
 from ece408_op.problem import ConvProblem
+from ece408_op.submission.python_worker import Call, load_kernel
 
-cupy.cuda.set_allocator(None)
-kernel = python_worker.load_kernel(sys.argv[1])
+cupy.cuda.set_allocator(None)  # cudaMalloc's memory
+what, stream = sys.argv[1], cupy.cuda.Stream()
+kernel = load_kernel(what) if what.endswith(".py") else None
+library = None if kernel else ctypes.CDLL(what)
 for first in range(3, len(sys.argv), 6):
     problem = ConvProblem(*map(int, sys.argv[first : first + 6]))
     x, w = (cupy.random.uniform(-1, 1, shape, dtype="f") for shape in (problem.x_shape, problem.w_shape))
     y = cupy.zeros(problem.y_shape, "f")
+    shapes = ((ctypes.c_uint * 4)(*array.shape) for array in (y, x, w))
+    call = Call(*(array.data.ptr for array in (y, x, w)), *shapes, stream.ptr)
     cupy.cuda.runtime.deviceSynchronize()
     for run in range(int(sys.argv[2])):
         start = time.perf_counter()
-        kernel.run(problem, x, w, y)
+        kernel.run(problem, x, w, y) if kernel else library.ece408_grade_forward(ctypes.byref(call))
         cupy.cuda.runtime.deviceSynchronize()
         print(time.perf_counter() - start, end=" ")
     print()
@@ -137,10 +91,11 @@ def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], run
         return found
 
 
-def in_a_plain_process(command: list[str], problems: list[ConvProblem], runs: int) -> Seconds:
+def in_a_plain_process(what: str, problems: list[ConvProblem], runs: int) -> Seconds:
     """Seconds of each layer's runs on memory of its own."""
     words = [str(size) for problem in problems for size in problem.sizes.values()]
-    done = subprocess.run([*command, str(runs), *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    command = [sys.executable, "-c", PLAIN, what, str(runs), *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
@@ -166,30 +121,25 @@ def main() -> int:
 
         top = new_folder("memory")
         tools = build.tools()
-        (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
-        options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
-        subprocess.run([build.compiler("nvcc"), *options], check=True)
         files = arguments.file
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
             files = [*(str(path / "new-forward.cuh") for path in cases.values()), *PYTHON]
-        architecture = f"sm_{cuda.chip().architecture}"
+        architecture = f"sm_{chip.architecture}"
 
-        def prepared(file: str) -> tuple[str, Program, list[str]]:
-            """A submission's name, its program in the worker, and its command in a plain process."""
+        def prepared(file: str) -> tuple[str, Program]:
+            """A submission's name, and its program."""
             path = Path(file)
             if path.suffix == ".py":
-                program = python_program(path.resolve())
-                return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
+                return path.stem, python_program(path.resolve())
             program = build.build(path, "gpu", new_folder("build"), tools, LimitsSpec(), architecture)
-            name = path.parent.name if path.stem == "new-forward" else path.stem
-            return name, program, [str(top / "plain"), program.what]
+            return path.parent.name if path.stem == "new-forward" else path.stem, program
 
         worst = 1.0
         with ThreadPoolExecutor(8) as pool:
-            for name, program, command in pool.map(prepared, files):
+            for name, program in pool.map(prepared, files):
                 # The plain process runs before and after the worker, so that a drift of the clocks shows.
-                plain = partial(in_a_plain_process, command, problems, arguments.runs)
+                plain = partial(in_a_plain_process, program.what, problems, arguments.runs)
                 before, ours, after = plain(), in_a_worker(tools, program, problems, arguments.runs, top), plain()
                 for layer in range(len(problems)):
                     both = before[layer] + after[layer]
