@@ -71,7 +71,7 @@ take part, also with images that are on the GPU already (gpu). --training: gpu_n
         "time every GPU kernel on many layers, and record the tuning table",
         "The layers are the course's, with three numbers of images, and random ones.",
         "ece408-bench sweep --random 24 --record",
-        "--impl --random --ranges --images --seed --record",
+        "--impl --random --ranges --images --seed --again --record",
     ),
 }
 
@@ -83,7 +83,6 @@ class _Plan:
     cases: Mapping[str, Callable[[Any, Callable[[Row], Any]], Case]]
     on_gpu: bool
     ceilings: Callable[[], Ceilings] | None = None
-    finish: Callable[[Results], None] = lambda results: None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CANNOT
     except (UnsupportedError, ValueError) as error:
         usage_error(str(error))
+    if options.command == "sweep" and options.record and measured.passed:
+        _sweep.record(measured)
     print(tables.table(measured))
     for path in plots.draw(measured, options.plots) if options.plots else ():
         print(path, file=sys.stderr)
@@ -145,7 +146,6 @@ def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Res
             if options.json:
                 results.write(options.json, measured)
             bar.update()
-    plan.finish(measured)
     return measured
 
 
@@ -186,11 +186,11 @@ def _on_gpu(problems: dict[str, ConvProblem], settings: Any) -> _Plan:
 def _sweep_plan(options: argparse.Namespace) -> _Plan:
     from . import layers
 
-    problems = _sweep.layers(options.images, options.random or 0, options.seed, options.ranges)
+    given = options.images, options.random or 0, options.seed, options.ranges
+    problems = _sweep.recorded() if options.again else _sweep.layers(*given)
     impls = layers.known_impls(options.impl, "gpu")
     settings = layers.Settings(impls, options.repeats or 10, 0.3, 3, options.seed, peers=False, tune=True)
-    plan = _on_gpu(problems, settings)
-    return replace(plan, finish=lambda done: _sweep.record(done) if options.record and done.passed else None)
+    return _on_gpu(problems, settings)
 
 
 def _networks_plan(options: argparse.Namespace) -> _Plan:
@@ -292,7 +292,8 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
         "--gpus": {**number, "default": 1, "help": "with --training, GPUs that share the images of a step"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
-        "--record": {"action": "store_true", "help": "write the times into the tuning table"},
+        "--again": {"action": "store_true", "help": "the layers that the tuning table has of this GPU, instead"},
+        "--record": {"action": "store_true", "help": "write the times into the tuning table, in place of older ones"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},
         "--repeats": {**number, "help": "timed calls of each kind (fewer by default where a call takes seconds)"},
         "--seed": {"type": _at_least(0), "default": seed, "help": "of data and random layers"},

@@ -10,7 +10,7 @@ from ece408_op.data.atomic import write_text
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime import cuda
 
-from ._layer_names import random_layers
+from ._layer_names import name_of, random_layers
 from .results import Results
 
 #: The course's layers are timed with fewer images too: the kernel that is best for many is not best for few.
@@ -25,6 +25,15 @@ def layers(images: int, count: int, seed: int, ranges: Sequence[str]) -> dict[st
     batches = dict.fromkeys(max(1, images // times) for times in _FEWER)
     found = {f"{name}, {n} images": layer.with_batch(n) for n in batches for name, layer in COURSE_LAYERS.items()}
     return {**found, **random_layers(count, seed, ranges, images)}
+
+
+def recorded() -> dict[str, ConvProblem]:
+    """The layers that the tuning table has of this GPU; raises ValueError where it has none."""
+    name = cuda.chip().name
+    rows = [row.problem for table in tuning.read(tuning.TABLE) if table.chip == name for row in table.layers]
+    if not rows:
+        raise ValueError(f"--again: expected layers of this GPU, {name}, in {tuning.TABLE}, got none")
+    return {f"{name_of(problem)}, {problem.batch} images": problem for problem in rows}
 
 
 def record(results: Results) -> None:

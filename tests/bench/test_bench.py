@@ -10,7 +10,10 @@ import pytest
 from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, results, tables
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
+from ece408_op.core import tuning
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Chip
 
 BUILT_IN = "MXNet Convolution"
 SMALL = ["--images", "20", "--repeats", "2", "--threads", "2"]
@@ -184,6 +187,15 @@ def test_the_sweep_has_the_courses_layers_with_three_numbers_of_images_and_rando
     drawn = list(layers.values())[15:]
     assert max(p.channels for p in drawn[::3]) <= 4
     assert min(p.channels for p in drawn[2::3]) >= 16
+
+
+def test_the_tuning_tables_own_layers_can_be_timed_again(monkeypatch):
+    (table,) = (table for table in tuning.read(tuning.TABLE) if table.chip == "NVIDIA H200")
+    monkeypatch.setattr(cuda, "chip", lambda: Chip(table.chip, table.capability, 132))
+    assert list(_sweep.recorded().values()) == [row.problem for row in table.layers]
+    monkeypatch.setattr(cuda, "chip", lambda: Chip("another GPU", table.capability, 132))
+    with pytest.raises(ValueError, match="--again: expected layers of this GPU, another GPU, in .*tuning.json"):
+        _sweep.recorded()
 
 
 def test_one_image_and_a_first_call(mxnet, tmp_path, capsys, monkeypatch):

@@ -98,6 +98,11 @@ def test_the_sweep_records_its_times_in_the_tuning_table(tmp_path, monkeypatch):
     assert len(chip.layers) == 16
     assert all(row.milliseconds["naive"] > 0 for row in chip.layers)
     assert any("fp16x3_mma_sync" in row.milliseconds and row.tiles["fp16x3_mma_sync"] for row in chip.layers)
+    assert main(["sweep", "--again", "--impl", "naive", "--repeats", "1", "--record"]) == 0
+    (again,) = tuning.read(table)
+    assert [row.problem for row in again.layers] == [row.problem for row in chip.layers]
+    assert any(new.milliseconds["naive"] != old.milliseconds["naive"] for new, old in zip(again.layers, chip.layers))
+    assert all(new.milliseconds.keys() == old.milliseconds.keys() for new, old in zip(again.layers, chip.layers))
 
 
 @pytest.mark.gpu
