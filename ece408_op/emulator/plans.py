@@ -62,8 +62,11 @@ class Plans:
     ) -> None:
         self.cases = {case.name: case for case in cases}
         checks = "counters" if counters else "races" if races else "plain"
-        texts = [_namespace(number, case, counters) for number, case in enumerate(self.cases.values())]
-        text = "".join(texts) + _entry(len(self.cases), races, counters)
+        sources: dict[str, dict[int, Case]] = {}
+        for number, case in enumerate(self.cases.values()):
+            sources.setdefault(case.text, {})[number] = case
+        texts = [_namespace(source, same, counters) for source, same in sources.items()]
+        text = "".join(texts) + _entry(list(sources.values()), races, counters)
         folder = folder or _build.default_folder()
         self._program = _build.link(text, source, folder, checks=checks, course=False)
 
@@ -105,14 +108,16 @@ def translate(text: str, unroll: bool = False) -> str:
     return _rewrite.rewrite(text, unroll=unroll).replace('extern "C" __global__', "__global__")
 
 
-def _namespace(number: int, case: Case, unroll: bool) -> str:
-    text = f'#line 1 "defines"\n{translate(case.text, unroll)}'
+def _namespace(source: str, cases: Mapping[int, Case], unroll: bool) -> str:
+    """The source, which is compiled once, and a function for the plan of each of its cases, by number."""
+    text = f'#line 1 "defines"\n{translate(source, unroll)}'
     macros = dict.fromkeys(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", text, re.MULTILINE))
     undefined = "".join(f"#undef {name}\n" for name in macros)
-    return f"namespace case_{number} {{\n{text}\n{undefined}{_run_function(case)}}}\n"
+    functions = "".join(_run_function(number, case) for number, case in cases.items())
+    return f"namespace case_{min(cases)} {{\n{text}\n{undefined}{functions}}}\n"
 
 
-def _run_function(case: Case) -> str:
+def _run_function(number: int, case: Case) -> str:
     """The C++ that makes a plan's copies and launches, range by range."""
     lines, plan, batch = [], case.plan, case.batch
     steps = [(step, 0, batch) for step in plan.setup]
@@ -132,7 +137,7 @@ def _run_function(case: Case) -> str:
         arguments = [_argument(case, argument, first, images) for argument in step.args]
         lines.append(f"::emulator::launch({{{grid}}}, {{{block}}}, {step.shared})({', '.join([kernel, *arguments])});")
     body = "\n    ".join(lines)
-    return f"inline void run_plan(const Ece408Buffer *b) {{\n    {body}\n}}\n"
+    return f"inline void run_plan_{number}(const Ece408Buffer *b) {{\n    {body}\n}}\n"
 
 
 def _argument(case: Case, argument: Argument, first: int, images: int) -> str:
@@ -152,8 +157,9 @@ def _argument(case: Case, argument: Argument, first: int, images: int) -> str:
     return f"b[{case.buffers.index(argument)}]" if isinstance(argument, str) else str(argument)
 
 
-def _entry(cases: int, races: bool, counters: bool) -> str:
-    calls = "\n".join(f"        case {number}: return case_{number}::run_plan(b);" for number in range(cases))
+def _entry(sources: list[dict[int, Case]], races: bool, counters: bool) -> str:
+    namespaces = {number: f"case_{min(same)}" for same in sources for number in same}
+    calls = "\n".join(f"        case {n}: return {name}::run_plan_{n}(b);" for n, name in namespaces.items())
     watches = f'extern "C" const int ece408_counting = {int(counters)}, ece408_racing = {int(races)};\n'
     return f"""#line 1 "plans"
 {watches}extern "C" void ece408_run(void **buffers, const long long *parameters) {{

@@ -89,10 +89,6 @@ WRONG = {
         "y[i] = all.s[0][i];",
         set(),
     ),
-    "too much shared memory": (
-        "__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];",
-        {("call", 13, 0)},
-    ),
     "constant memory": ("y[i] = filters[i % 50];", set()),
     "a sum of two blocks": ("y[i] += x[i];", {("race", 5, 5)}),
     "a zero for an atomic sum": ("if (b == 0) y[i] = 0;\natomicAdd(y + i, x[i]);", {("race", 6, 5)}),
@@ -129,13 +125,34 @@ MESSAGES = {
 }
 
 
+FILLED = "float h[50] = {0}; cudaMemcpyToSymbol(filters, h, sizeof h);"
+#: A layer's number of filters chooses the kernel: one program is compiled in a tenth of the time of many.
+KERNELS = {name: number for number, name in enumerate(WRONG, 2)}
+
+
+@pytest.fixture(scope="module")
+def together(programs: Path) -> tuple[emulator.Program, str]:
+    """A program of all wrong kernels, and its text."""
+    start, kernel, rest = re.fullmatch(r"(.*?)(__global__.*?\n}}\n)(.*)", SOURCE, re.DOTALL).groups()
+    kernels = (kernel.replace("run(", f"run_{KERNELS[name]}(").format(body=body) for name, (body, _) in WRONG.items())
+    cases = []
+    for name, (body, _) in WRONG.items():
+        launch = f"run_{KERNELS[name]}<<<2, 64, 1024>>>(y.dptr_, x.dptr_, w.dptr_);"
+        cases.append(f"if (w.shape_[0] == {KERNELS[name]}) {{ {FILLED * ('filters' in body)} {launch} }}\n")
+    rest = re.sub(r"run<<<.*\n", "", rest).format(host="".join(cases), threads=64)
+    path = programs / "together.cuh"
+    path.write_text(start.format() + "".join(kernels) + rest)
+    return emulator.compile(path, folder=programs), path.read_text()
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_found_with_its_lines(name: str, programs: Path) -> None:
-    body, expected = WRONG[name]
-    host = "float h[50] = {0}; cudaMemcpyToSymbol(filters, h, sizeof h);" if "filters" in body else ""
-    report = run(body, programs, host)
-    assert {(one.kind, one.line, one.other_line) for one in report.findings} == expected
-    assert all(one.file == "wrong.cuh" for one in report.findings if one.line)
+def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program, str]) -> None:
+    program, text = together
+    before = text[: text.index(f"run_{KERNELS[name]}(")].count("\n")
+    report = emulator.run(program, X, np.resize(W, (KERNELS[name], *W.shape[1:])))
+    lines = [[line and line - before + 3 for line in (one.line, one.other_line)] for one in report.findings]
+    assert {(one.kind, *both) for one, both in zip(report.findings, lines)} == WRONG[name][1]
+    assert all(one.file == "together.cuh" for one in report.findings if one.line)
     messages = " ".join(one.message for one in report.findings)
     assert all(words in messages for words in MESSAGES.get(name, ())), messages
 
@@ -257,7 +274,9 @@ def test_what_the_host_does_is_found_with_its_lines(name: str, programs: Path) -
     assert {(one.kind, one.line, one.other_line) for one in found if one.kind != "uninitialised"} == expected
 
 
-def test_too_many_constants_are_found(programs: Path) -> None:
+def test_too_much_shared_memory_and_too_many_constants_are_found(programs: Path) -> None:
+    (finding,) = run("__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];", programs).findings
+    assert (finding.kind, finding.line) == ("call", 13)
     (programs / "wrong.cuh").write_text(SOURCE.replace("2 * 25", "16400").format(body="y[i] = 0;", host="", threads=64))
     found = emulator.run(emulator.compile(programs / "wrong.cuh", folder=programs), X, W).findings
     assert [(one.kind, one.line) for one in found] == [("call", 10)] and "bytes of __constant__" in found[0].message

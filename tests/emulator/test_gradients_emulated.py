@@ -44,7 +44,7 @@ def test_it_is_right(kernel, every, programs: Path) -> None:
         assert races(report) == 0, problem
 
 
-@pytest.mark.parametrize("blocks", [5, 13])
+@pytest.mark.parametrize("blocks", [5, pytest.param(13, marks=pytest.mark.exhaustive)])
 def test_blocks_that_share_tiles_have_partial_sums_of_their_own(blocks, programs: Path) -> None:
     kernel, problem = wide_weight_gradient.KERNEL, ConvProblem(3, 130, 9, 10, 140, 1, 2).weight_gradient
     rng = np.random.default_rng(0)

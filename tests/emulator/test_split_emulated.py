@@ -107,28 +107,26 @@ MORE_CASES = [
     ids=_ids,
 )
 def test_it_is_right(kind, layer, chip, wanted, programs):
+    """On random values, on small integers, whose sums are exact, and on two images that cannot be split."""
     problem = ConvProblem(*layer)
     fitting = _fitting(kind, problem, chip, **wanted)
-    plan = split_precision.plan_of(fitting[len(fitting) // 2], problem, chip, 16)
-    found, recomputed = _run(KERNEL_OF[kind], plan, problem, *_random(problem), programs)
+    tile = fitting[len(fitting) // 2]
+    plan = split_precision.plan_of(tile, problem, chip, 16)
+    x, w = _random(problem)
+    found, recomputed = _run(KERNEL_OF[kind], plan, problem, x, w, programs)
     assert found.passed, str(found)
     assert recomputed == 0
     assert found.scaled < 5e-7
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in (OneChannelTile, WarpgroupTile) else EXHAUSTIVE) for kind in KINDS]
-)
-def test_sums_of_small_integers_are_exact(kind, programs):
-    # At least four k-steps: the sums of fewer are not corrected.
-    channels, size = 1 if kind is OneChannelTile else 6, 5 if kind is ImplicitGemmTile else 7
-    problem = ConvProblem(2, channels, 14, 14, 9, size)
-    plan = split_precision.plan_of(_fitting(kind, problem, LARGE)[0], problem, LARGE, 16)
     rng = np.random.default_rng(408)
-    x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
-    w = rng.integers(-8, 9, problem.w_shape).astype(np.float32)
-    found, recomputed = _run(KERNEL_OF[kind], plan, problem, x, w, programs)
+    integers = [rng.integers(*limits, one.shape).astype("f") for limits, one in (((0, 256), x), ((-8, 9), w))]
+    found, recomputed = _run(KERNEL_OF[kind], plan, problem, *integers, programs)
     assert (found.scaled, recomputed) == (0, 0)
+    x[0, 0, 3, 4], x[-1, 0, 5, 5] = 1e-30, np.nan
+    found, recomputed = _run(KERNEL_OF[kind], plan, problem, x, w, programs)
+    assert found.passed, str(found)
+    # All images of their tiles.
+    last = (problem.batch - 1) // tile.tile_images
+    assert recomputed == sum(image // tile.tile_images in (0, last) for image in range(problem.batch))
 
 
 #: Tiles of mma_sync; of warpgroup for one output row, for two, and with two warpgroups.
@@ -179,18 +177,6 @@ def test_the_same_sign_correction_lowers_the_error_of_positive_data(kind, layer,
         assert recomputed == 0
         errors.append(found.scaled)
     assert errors[0] < 0.9 * errors[1], errors
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_image_that_cannot_be_split_is_computed_in_float32(kind, programs):
-    problem = ConvProblem(3, 1 if kind is OneChannelTile else 6, 14, 14, 9, 5)
-    plan = split_precision.plan_of(_fitting(kind, problem, LARGE, tile_images=1)[0], problem, LARGE, 16)
-    x, w = _random(problem)
-    x[1, 0, 5, 5] = np.nan
-    x[2, 0, 3, 4] = 1e-30
-    found, recomputed = _run(KERNEL_OF[kind], plan, problem, x, w, programs)
-    assert found.passed, str(found)
-    assert recomputed == 2
 
 
 #: Small layers with several tiles per block, so that pipeline stages are used again.

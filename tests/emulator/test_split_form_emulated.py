@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_runs import launch, races
+from plan_runs import launch, launch_all, races
 
 from ece408_op.core import reference
 from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
@@ -51,15 +51,16 @@ def run(
     arrays: dict[str, np.ndarray],
     shape: tuple[int, ...],
     folder: Path,
-    check_races: bool = False,
+    before: tuple = (),
     components: int = 2,
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return y, of that shape (B, C, H, W), in float64; its scales; the races in shared memory."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return y, of that shape (B, C, H, W), in float64, and its scales; ``before``: calls of other plans."""
     y = np.full(split_form.activation_shape(*shape, components=components), np.nan, np.float16)
     given = {**arrays, "y": y, "y_scales": np.zeros((len(y[0]), 2), np.int32)}
     given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
-    report = launch(program.source, program.plan, given, shape[0], folder, check_races)
-    return joined(given["y"], given["y_scales"], shape[1]), given["y_scales"], races(report)
+    reports = launch_all([*before, (program.source, program.plan, given, shape[0])], folder, check_races=bool(before))
+    assert [races(report) for report in reports] == [0] * len(reports)
+    return joined(given["y"], given["y_scales"], shape[1]), given["y_scales"]
 
 
 def images(*shape: int, special: bool = False) -> np.ndarray:
@@ -90,10 +91,8 @@ ONE_COMPONENT = [
 SHARED_FILTERS = pytest.param(1, ConvProblem(3, 212, 12, 14, 250, 3), None, marks=pytest.mark.exhaustive)
 
 
-def filters(
-    program: Program, problem: ConvProblem, residual: bool, folder: Path, components: int = 2
-) -> dict[str, np.ndarray]:
-    """Return all that a convolution reads besides x."""
+def filters(program: Program, problem: ConvProblem, residual: bool, components: int = 2) -> tuple[dict, tuple]:
+    """Return all that a convolution reads besides x, and the call that splits the filters."""
     rng = np.random.default_rng(408)
     w = rng.standard_normal(problem.w_shape).astype(np.float32)
     bias = rng.standard_normal(problem.filters).astype(np.float32)
@@ -105,13 +104,12 @@ def filters(
         "w_exponents": np.zeros(problem.filters, np.int32),
     }
     given = {**arrays, **{name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}}
-    launch(program.source, program.plan, given, 1, folder)
     gain = np.abs(w).reshape(len(w), -1).sum(axis=1).max()
     arrays |= {"bias": bias, "limits": np.float32([gain * 1.001, np.abs(bias).max()])}
     if residual:
         more = split(rng.standard_normal(problem.y_shape).astype(np.float32), 5, components)
         arrays |= {"residual": more["x"], "residual_scales": more["x_scales"]}
-    return arrays
+    return arrays, (program.source, program.plan, given, 1)
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -124,10 +122,9 @@ def test_convolution_with_what_follows(components, problem, activation, special,
     x = images(*problem.x_shape, special=special)
     residual = activation is not None
     program = split_form.convolution(problem, CHIP, components, True, residual, activation)
-    arrays = filters(program, problem, residual, programs, components)
+    arrays, splitting = filters(program, problem, residual, components)
     given = split(x, components=components)
-    got, scales, racing = run(program, {**given, **arrays}, problem.y_shape, programs, True, components)
-    assert racing == 0
+    got, scales = run(program, {**given, **arrays}, problem.y_shape, programs, (splitting,), components)
     x = joined(*given.values(), problem.channels)
     with np.errstate(invalid="ignore"):
         exact = reference.convolve(x, arrays["w"], problem) + arrays["bias"][:, None, None]
@@ -157,8 +154,8 @@ def test_a_recomputed_value_beyond_fp16_is_infinite_for_the_next_layer(programs)
     x[:, 0, 0, 1] = np.nan
     x[1, :, 2, 2] = 6e4
     program = split_form.convolution(problem, CHIP)
-    arrays = filters(program, problem, False, programs)
-    got, scales, _ = run(program, {**split(x, exponent=0), **arrays}, problem.y_shape, programs)
+    arrays, splitting = filters(program, problem, False)
+    got, scales = run(program, {**split(x, exponent=0), **arrays}, problem.y_shape, programs, (splitting,))
     exact = reference.convolve(x, arrays["w"], problem)
     too_large = np.abs(exact) > 65504
     assert too_large[1].any()
@@ -207,7 +204,7 @@ def pooled(x: np.ndarray, y: tuple[int, ...], window, stride, pad, kind, count_p
 def test_pooling(kind, window, stride, pad, count_pad, y, programs):
     x = images(2, 20, 7, 9)
     program = split_passes.pool(x.shape, (2, 20, *y), window, stride, pad, kind, count_pad)
-    got, _, _ = run(program, split(x), (2, 20, *y), programs)
+    got, _ = run(program, split(x), (2, 20, *y), programs)
     exact = pooled(joined(*split(x).values(), 20), (2, 20, *y), window, stride, pad, kind, count_pad)
     assert np.abs(got - exact).max() <= ROUNDING * 64 * np.abs(x).max()
 
@@ -215,7 +212,7 @@ def test_pooling(kind, window, stride, pad, count_pad, y, programs):
 def test_a_nan_stays_in_its_windows(programs):
     x = images(2, 8, 5, 6, special=True)
     program = split_passes.pool(x.shape, (2, 8, 4, 5), (2, 2), (1, 1), (0, 0), "max")
-    got, scales, _ = run(program, split(x), (2, 8, 4, 5), programs)
+    got, scales = run(program, split(x), (2, 8, 4, 5), programs)
     assert np.isnan(got[1, 0, :2, :2]).all()
     assert np.isfinite(got[0]).all() and np.isnan(got).sum() == 4
     assert scales[1, 1] >= 0x7F800000 > scales[0, 1]
@@ -229,7 +226,7 @@ def test_depthwise_convolution(programs):
     by_tap[:, :20], bias[:20] = w.reshape(20, 9).T, images(1, 20, 1, 1).reshape(20)
     arrays |= {"w": by_tap, "bias": bias, "limits": np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])}
     program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), RELU)
-    got, _, _ = run(program, arrays, problem.y_shape, programs)
+    got, _ = run(program, arrays, problem.y_shape, programs)
     exact = reference.convolve(x, w, problem) + bias[:20, None, None]
     assert np.abs(got - np.maximum(exact, 0)).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
 
@@ -240,7 +237,7 @@ def test_a_factor_and_a_number_per_channel(programs):
     factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
     arrays = {"w": factor, "bias": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
     program = split_passes.depthwise(x.shape, x.shape, (1, 1), (1, 1), (0, 0), RELU6)
-    got, _, _ = run(program, {**split(x), **arrays}, x.shape, programs)
+    got, _ = run(program, {**split(x), **arrays}, x.shape, programs)
     exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
     assert np.abs(got - exact).max() <= ROUNDING * 16
 
@@ -254,7 +251,7 @@ def test_concat(count, programs):
         names = ("x", "x_scales") if not number else (f"x{number}", f"scales{number}")
         arrays |= dict(zip(names, one.values()))
     shape = (2, sum(part.shape[1] for part in parts), 3, 5)
-    got, scales, _ = run(split_passes.concat([part.shape for part in parts]), arrays, shape, programs)
+    got, scales = run(split_passes.concat([part.shape for part in parts]), arrays, shape, programs)
     exact = np.concatenate(parts, axis=1)
     assert (np.abs(got - exact) <= 2 * STORED * np.abs(exact) + 1e-9).all()
     assert (scales[:, 1].view(np.float32) == np.abs(exact).reshape(2, -1).max(axis=1)).all()
@@ -298,7 +295,7 @@ def test_the_columns_of_windows_become_channels(components, programs):
     unfolded = split_passes.unfolded(problem)
     assert unfolded == ConvProblem(2, 16, 5, 5, 8, 2, 1)
     program = split_passes.unfold(problem, components)
-    got, scales, _ = run(program, {"x": x}, unfolded.x_shape, programs, components=components)
+    got, scales = run(program, {"x": x}, unfolded.x_shape, programs, components=components)
     assert not got[:, 9:].any()
     got = got[:, :9]
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_runs import launch, races, run_plan
+from plan_runs import launch_all, races, run_plan
 
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
@@ -100,13 +100,10 @@ def test_a_product_of_matrices(length, check_races, programs):
     w[2], bias = 0, rng.standard_normal(columns).astype(np.float32)
     program, split, filled = dense.multiply(*sizes, replace(CHIP, multiprocessors=4), True, "((v) < 0.f ? 0.f : (v))")
     arrays = {"w": w, **{name: np.zeros(size, np.uint8) for name, size in filled.items()}}
-    for each, given in (
-        (split, {}),
-        (program, {"x": x, "bias": bias, "y": np.full((rows, columns), np.nan, np.float32)}),
-    ):
-        arrays |= given | {name: np.full(size, 0xFF, np.uint8) for name, size in each.plan.scratch.items()}
-        report = launch(each.source, each.plan, arrays, 1, programs, check_races)
-    assert races(report) == 0
+    arrays |= {"x": x, "bias": bias, "y": np.full((rows, columns), np.nan, np.float32)}
+    arrays |= {name: np.full(n, 0xFF, np.uint8) for one in (split, program) for name, n in one.plan.scratch.items()}
+    reports = launch_all([(one.source, one.plan, arrays, 1) for one in (split, program)], programs, check_races)
+    assert [races(report) for report in reports] == [0, 0]
     recomputed = arrays["marks"].view(np.int32).reshape(-1, 256).any(axis=0)
     assert list(np.flatnonzero(recomputed)) == [3, 4]
     exact = np.maximum(x.astype(np.float64) @ w.T + bias, 0)
