@@ -1,8 +1,7 @@
 """Every CUDA kernel compiles, without a GPU, for every architecture that it declares, and spills nothing.
 
-By default each kernel but fp16x1 is compiled for sm_90 and for its oldest architecture, there with tanh and pooling
-where it has them, and for a layer of 5 x 5 filters: the longer loops of 7 x 7 ones compile for seconds.
-``--exhaustive`` adds the other architectures and more layers.
+By default each kernel but fp16x1 is compiled for sm_90, and for a layer of 5 x 5 filters: the longer loops of 7 x 7
+ones compile for seconds. ``--exhaustive`` adds the other architectures and more layers.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ Result = Union[dict[str, nvrtc.Report], str]
 
 
 def _declared(kernel: CudaKernel, every: bool) -> list[int]:
-    """The architectures to compile for: all that the kernel declares, or two of them."""
-    declared = [a for a in ARCHITECTURES if kernel.runs_on(chip_of(a))]
-    return declared if every else sorted({declared[0], 90 if 90 in declared else declared[-1]})
+    """The architectures to compile for: all that the kernel declares, or sm_90."""
+    return [a for a in (ARCHITECTURES if every else [90]) if kernel.runs_on(chip_of(a))]
 
 
 def _jobs(every: bool) -> dict[Case, Job]:
@@ -60,8 +58,6 @@ def _jobs(every: bool) -> dict[Case, Job]:
             pooled = [p for p in [*POOLED, WIDE.pooled(True)] if not kernel.not_supported_reasons(p, chip)]
             every_kind = [*_spread(fitting, 8), *_spread(pooled, 4)]
             chosen = every_kind if architecture == main else [*fitting[:1], *pooled[:1]]
-            if not every and len(declared) > 1:
-                chosen = chosen[:1] if architecture == 90 else chosen[-1:]
             gradients = [first.data_gradient] if DATA_GRADIENT in kernel.features else []
             general = [p for p in [*gradients, *PROBLEMS] if not kernel.not_supported_reasons(p, chip)]
             chosen += (

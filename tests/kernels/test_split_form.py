@@ -54,39 +54,30 @@ def test_no_pass_converts_activations_between_layers():
     assert not program.plan.scratch
 
 
-@pytest.mark.parametrize(
-    ("components", "problem"),
-    [
-        (2, LAYERS[0]),
-        *((1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1))) for size in (64, 32, 24, 16)),
-        # One stage, and with one component consumers that alternate.
-        *((components, ConvProblem(128, 64, 56, 56, 64, 1)) for components in (1, 2)),
-        (1, ConvProblem(128, 128, 28, 28, 512, 1)),
-    ],
-    ids=str,
-)
-def test_it_keeps_its_values_in_registers(components, problem):
-    if nvrtc.missing():
-        pytest.skip("needs NVRTC: pip install ece408-op[test]")
-    program = split_form.convolution(problem, chip_of(90), components, True, True, RELU)
-    report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
-    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+EXHAUSTIVE = pytest.mark.exhaustive
+#: Components, layers, and whether a bias, a residual and an activation follow.
+COMPILED = [
+    (2, LAYERS[0], True),
+    (1, ConvProblem(128, 64, 64, 64, 256, 3, pad=(1, 1)), True),
+    *(
+        pytest.param(1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1)), True, marks=EXHAUSTIVE)
+        for size in (32, 24, 16)
+    ),
+    # One stage, and with one component consumers that alternate.
+    *((components, ConvProblem(128, 64, 56, 56, 64, 1), True) for components in (1, 2)),
+    pytest.param(1, ConvProblem(128, 128, 28, 28, 512, 1), True, marks=EXHAUSTIVE),
+    # The largest tiles: consumers that share filters, and two that alternate.
+    (1, ConvProblem(128, 256, 56, 56, 256, 3, pad=(1, 1)), False),
+    pytest.param(1, ConvProblem(128, 1024, 14, 14, 256, 1), False, marks=EXHAUSTIVE),
+    pytest.param(1, ConvProblem(128, 96, 35, 35, 96, 3, pad=(1, 1)), False, marks=EXHAUSTIVE),
+]
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        # Consumers that share filters, and two that alternate.
-        ConvProblem(128, 256, 56, 56, 256, 3, pad=(1, 1)),
-        ConvProblem(128, 1024, 14, 14, 256, 1),
-        ConvProblem(128, 96, 35, 35, 96, 3, pad=(1, 1)),
-    ],
-    ids=str,
-)
-def test_the_largest_tiles_keep_their_sums_in_registers(problem):
+@pytest.mark.parametrize(("components", "problem", "more"), COMPILED, ids=str)
+def test_it_keeps_its_values_in_registers(components, problem, more):
     if nvrtc.missing():
         pytest.skip("needs NVRTC: pip install ece408-op[test]")
-    program = split_form.convolution(problem, chip_of(90), 1)
+    program = split_form.convolution(problem, chip_of(90), components, more, more, RELU if more else None)
     report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 

@@ -84,6 +84,7 @@ def test_a_file_is_compiled_again_only_if_it_or_what_it_includes_changes(tmp_pat
     assert first == again != runner.compile_file(tmp_path / "own.h").program.what
 
 
+@pytest.mark.exhaustive
 def test_without_a_folder_for_the_cache_a_file_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ece408-op").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -68,8 +68,18 @@ def test_each_network_is_as_good_as_promised(readme):
     assert readme["ece408-low", "real"][-1] <= 0.66
 
 
-@pytest.mark.parametrize("source", [pytest.param("real", marks=pytest.mark.exhaustive), "sample"])
-@pytest.mark.parametrize("name", LEAST)
+#: By default one network of each number of layers classifies the sample set.
+SOON = [("ece408-high", "sample"), ("ece408-2018sp", "sample")]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        pytest.param(name, source, marks=() if (name, source) in SOON else pytest.mark.exhaustive)
+        for name in LEAST
+        for source in ("real", "sample")
+    ],
+)
 def test_accuracy_is_readmes(name, source, readme, monkeypatch):
     from ece408_op.models import inference
 
