@@ -194,7 +194,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
 def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
     """The main thread waits in MXNet for a layer that takes many seconds with this kernel."""
     pytest.importorskip("mxnet")
-    command = [sys.executable, str(ROOT / "m2.py"), "ece408-2018fa", "--impl", "loops"]
+    command = [sys.executable, str(ROOT / "m2.py"), "ece408-2018fa", "3000", "--impl", "loops"]
     # A process started in the background may inherit that SIGINT is ignored.
     with subprocess.Popen(
         command,

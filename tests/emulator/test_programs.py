@@ -38,7 +38,13 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+#: It includes much of the C++ library.
+SLOW = "names_of_its_own"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == SLOW else ()) for name in RIGHT]
+)
 def test_a_right_submission_is_right(name: str, programs: Path) -> None:
     found = emulator.run(emulator.compile(SUBMISSIONS / f"{name}.cuh", folder=programs), X, W)
     np.testing.assert_allclose(found.y, Y, atol=RIGHT[name])

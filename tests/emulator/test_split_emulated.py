@@ -132,7 +132,7 @@ def test_it_is_right(kind, layer, chip, wanted, programs):
 #: Tiles of mma_sync; of warpgroup for one output row, for two, and with two warpgroups.
 PROMOTED = [
     (MmaSyncTile, (2, 12, 12, 12, 9, 7), {}),
-    (WarpgroupTile, (2, 12, 12, 12, 9, 7), {}),
+    pytest.param(WarpgroupTile, (2, 12, 12, 12, 9, 7), {}, marks=EXHAUSTIVE),
     pytest.param(WarpgroupTile, (1, 24, 10, 11, 9, 6), {"row_accumulators": 2}, marks=EXHAUSTIVE),
     pytest.param(WarpgroupTile, (1, 12, 10, 11, 50, 5), {"math_warps": 8}, marks=EXHAUSTIVE),
 ]

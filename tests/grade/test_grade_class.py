@@ -138,8 +138,11 @@ BUSY = f"import time; from ece408_op.core import dispatch; dispatch.select = lam
 @needs_sandbox
 @pytest.mark.parametrize(
     ("name", "pause", "code"),
-    [("hangs.h", 0.0, MAIN), ("openmp.h", 3.0, MAIN), ("avx.h", 3.0, BUSY)],
-    ids=["in a call", "in a comparison", "in a library"],
+    [
+        pytest.param("hangs.h", 0.0, MAIN, id="in a call"),
+        pytest.param("openmp.h", 3.0, MAIN, id="in a comparison", marks=pytest.mark.exhaustive),
+        pytest.param("avx.h", 3.0, BUSY, id="in a library", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, pause: float, code: str) -> None:
     scratch = tmp_path / "scratch"
