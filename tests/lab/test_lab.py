@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -40,26 +41,59 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
     return folder / name
 
 
+class Told(NamedTuple):
+    """What the lab prints of the starter for the CPU with other text in places, as a regular expression."""
+
+    words: str
+    changes: tuple[tuple[str, str], ...]
+    options: str = ""
+    code: int = 1
+
+
+KEPT = "static const std::vector<float> kept(k.dptr_, k.dptr_ + k.MSize());\n  const int B ="
+ON_THE_CPU = {
+    "b": Told("of image 0 for each image: b is missing in x's index", (("x[b][c]", "x[0][c]"),)),
+    "compiler": Told(r"compile error bad.h:22:\d+: error", (("] = 0;", "] = 0"),), "--images 2"),
+    "bounds": Told("out of bounds it touched memory outside.*see line 20", (("h < H_out", "h < H"),), "--images 2"),
+    "crash": Told(
+        "crashed forward threw: bad.h:14: Check failed",
+        (("const int B = ", "CHECK_EQ(0, 1); const int B = "),),
+        "--images 2",
+    ),
+    "adds": Told("right only while y is 0 before the call", (("y[b][m][h][w] = 0;", ""),), "--images 2", 0),
+    "tied": Told("it may be tied to 10 images: try --images 10", (("b < B;", "b < 10;"),)),
+    "tied, tried": Told("bad.h, on the CPU, 10 images: right", (("b < B;", "b < 10;"),), "--images 10", 0),
+    "few images": Told(
+        "right for 4 images, and wrong for 100.*does not write the last image", (("b < B;", "b < B && b < 50;"),)
+    ),
+    "first filters": Told(
+        "right in its first call, and wrong in a later one",
+        (("const int B =", KEPT), ("k[m][c][p][q]", "kept[((m * C + c) * K + p) * K + q]")),
+    ),
+}
+
+
 @needs_gxx
-@pytest.mark.parametrize(
-    ("change", "words", "line"),
-    [
-        (("k[m][c][p][q]", "k[m][c][q][p]"), "p and q exchanged", 26),
-        (("x[b][c]", "x[0][c]"), "of image 0 for each image: b is missing in x's index", None),
-    ],
-    ids=["p and q", "b"],
-)
-def test_a_mistake_is_named_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str, line: int | None
-) -> None:
-    path = changed(tmp_path, "wrong.h", change)
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_what_is_told_of_a_changed_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ON_THE_CPU[name]
+    path = changed(tmp_path, "bad.h", *told.changes)
+    assert lab.main([str(path), *SMALL, *told.options.split()]) == told.code
+    printed = capsys.readouterr().out
+    assert re.search(told.words, " ".join(printed.split())), printed
+    assert len(printed.splitlines()) <= 40
+
+
+@needs_gxx
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = changed(tmp_path, "wrong.h", ("k[m][c][p][q]", "k[m][c][q][p]")), "p and q exchanged"
     assert lab.main([str(path), *SMALL, "--json", str(tmp_path / "out.json")]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith("wrong.h, on the CPU, 4 images: wrong\n")
     joined = " ".join(printed.split())
-    assert words in joined and (line is None or f": see line {line}. {line} | " in joined)
+    assert words in joined and ": see line 26. 26 | " in joined
     result = json.loads((tmp_path / "out.json").read_text())
-    assert (result["status"], result["layers"][0]["explanation"]["line"]) == ("wrong", line)
+    assert (result["status"], result["layers"][0]["explanation"]["line"]) == ("wrong", 26)
     assert words in result["layers"][0]["explanation"]["sentence"]
 
 
@@ -73,26 +107,6 @@ def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path: Path, caps
         assert len(re.findall(rf"^  {name} +[0-9.]+  #+$", printed, re.M)) == 2
 
 
-@needs_gxx
-@pytest.mark.parametrize(
-    ("change", "words", "code"),
-    [
-        (("] = 0;", "] = 0"), r"compile error\n  bad.h:22:\d+: error", 1),
-        (("h < H_out", "h < H"), r"out of bounds\n  it touched memory outside(.|\n)*see line 20", 1),
-        (("const int B = ", "CHECK_EQ(0, 1); const int B = "), r"crashed\n  forward threw: bad.h:14: Check failed", 1),
-        (("y[b][m][h][w] = 0;", ""), r"right only while y is 0 before the call", 0),
-    ],
-    ids=["compiler", "bounds", "crash", "adds"],
-)
-def test_other_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str, code: int
-) -> None:
-    assert lab.main([str(changed(tmp_path, "bad.h", change)), *SMALL, "--images", "2"]) == code
-    printed = capsys.readouterr().out
-    assert re.search(words, printed)
-    assert len(printed.splitlines()) <= 40
-
-
 def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> None:
     problem = ConvProblem(2, 1, 60, 60, 2, 3)
     x, w = _check.inputs(problem)
@@ -100,33 +114,6 @@ def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> 
     assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "right"
     y[:, :, 3] += 1
     assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "wrong"
-
-
-@needs_gxx
-def test_a_file_tied_to_a_batch_size_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = changed(tmp_path, "tied.h", ("b < B;", "b < 10;"))
-    assert lab.main([str(path), *SMALL]) == 1
-    assert "it may be tied to 10 images: try --images 10" in capsys.readouterr().out
-    assert lab.main([str(path), *SMALL, "--images", "10"]) == 0
-
-
-@needs_gxx
-def test_a_file_that_is_right_for_few_images_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = changed(tmp_path, "few.h", ("b < B;", "b < B && b < 50;"))
-    assert lab.main([str(path), *SMALL]) == 1
-    printed = capsys.readouterr().out
-    assert "right for 4 images, and wrong for 100" in printed
-    assert "does not write the last image" in printed
-
-
-@needs_gxx
-def test_a_file_that_keeps_its_first_filters_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = "static const std::vector<float> kept(k.dptr_, k.dptr_ + k.MSize());\n  const int B ="
-    path = changed(
-        tmp_path, "keeps.h", ("const int B =", kept), ("k[m][c][p][q]", "kept[((m * C + c) * K + p) * K + q]")
-    )
-    assert lab.main([str(path), *SMALL]) == 1
-    assert "right in its first call, and wrong in a later one" in " ".join(capsys.readouterr().out.split())
 
 
 @needs_emulator
@@ -141,30 +128,36 @@ def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert layer["counters"]["sectors"] == sum(line["sectors"] for line in layer["lines"])
     assert layer["hints"][0]["line"] == 24
 
-    path = changed(tmp_path, "wrong.cu", ("W) - K + TILE) / TILE", "W) - K + 1) / TILE"), ("TILE 16", "TILE 4"))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    printed = capsys.readouterr().out
-    joined = " ".join(printed.split())
-    assert "does not write rows 4 to 6 of 7 and columns 4 to 6 of 7: the last, partial tile may be missing" in joined
-    assert "see line 31" in joined
 
-    path = changed(tmp_path, "beyond.cu", ("h > H - K ||", ""))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    assert re.search(r"^line 2[05].*: out of bounds: ", capsys.readouterr().out, re.M)
+EMULATED = {
+    "tied": Told(
+        "it may be tied to 10000 images: use x.shape_.0. instead.*out of bounds: |"
+        "out of bounds: .*it may be tied to 10000 images: use x.shape_.0. instead",
+        (("const int B = x.shape_[0]", "const int B = 10000"),),
+    ),
+    "one image": Told(
+        "right for 1 image, and wrong for 4.*b is missing in x's index", (("x4d(b, c, h + p", "x4d(0, c, h + p"),)
+    ),
+    "last tile": Told(
+        "does not write rows 4 to 6 of 7 and columns 4 to 6 of 7: the last, partial tile may be missing.*see line 31",
+        (("W) - K + TILE) / TILE", "W) - K + 1) / TILE"), ("TILE 16", "TILE 4")),
+    ),
+    "beyond": Told("line 2[05].*: out of bounds: ", (("h > H - K ||", ""),)),
+    "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
+    "syntax": Told("compile error line 17: ", (("TILE + threadIdx.x", "TILE + threadIdx.q"),)),
+}
 
 
 @needs_emulator
-@pytest.mark.exhaustive
-def test_a_cuda_file_that_adds_or_does_not_compile_is_emulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = changed(tmp_path, "adds.cu", ("  y4d(b, m, h, w) = 0;\n", ""))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 0
-    assert "right only while y is 0 before the call" in " ".join(capsys.readouterr().out.split())
-
-    path = changed(tmp_path, "syntax.cu", ("TILE + threadIdx.x", "TILE + threadIdx.q"))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    assert re.search(r"compile error\n  line 17: ", capsys.readouterr().out)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.exhaustive if name in ("adds", "syntax") else ()) for name in EMULATED],
+)
+def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = EMULATED[name]
+    assert lab.main([str(changed(tmp_path, "bad.cu", *told.changes)), *SMALL, "--emulate"]) == told.code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(told.words, printed), printed
 
 
 @needs_emulator
@@ -201,14 +194,6 @@ def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.Cap
     printed = " ".join(capsys.readouterr().out.split())
     assert ": unsupported line 2: expected the course's forward(y, x, w) of 2017 to 2019" in printed
     assert printed.endswith("got GPUInterface::conv_forward_gpu")
-
-
-@needs_emulator
-def test_a_batch_that_is_too_large_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = changed(tmp_path, "tied.cu", ("const int B = x.shape_[0]", "const int B = 10000"))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    printed = capsys.readouterr().out
-    assert "it may be tied to 10000 images: use x.shape_[0] instead" in printed and "out of bounds: " in printed
 
 
 @needs_emulator
@@ -251,14 +236,6 @@ def test_a_wrong_plan_is_no_traceback(
         (tmp_path / source.name).write_text(source.read_text().replace(before, after))
     assert lab.main([str(tmp_path / "on_the_gpu.py"), *SMALL, "--emulate"]) == 1
     assert f"crashed {words}" in " ".join(capsys.readouterr().out.split())
-
-
-@needs_emulator
-def test_a_cuda_file_that_is_right_for_one_image_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = changed(tmp_path, "few.cu", ("x4d(b, c, h + p", "x4d(0, c, h + p"))
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "right for 1 image, and wrong for 4" in printed and "b is missing in x's index" in printed
 
 
 @needs_gxx
