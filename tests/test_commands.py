@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import signal
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from process import printed as output_of
 from process import python
 
 from ece408_op import commands as commands_module
@@ -218,7 +218,7 @@ def test_ctrl_c_while_a_script_imports_the_package(script: str, tmp_path: Path) 
     (tmp_path / script).write_bytes((ROOT / script).read_bytes())
     (tmp_path / "ece408_op").mkdir()
     (tmp_path / "ece408_op" / "__init__.py").write_text("raise KeyboardInterrupt")
-    done = subprocess.run([sys.executable, str(tmp_path / script)], capture_output=True, text=True, check=False)
+    done = python(tmp_path / script)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
 
 
@@ -262,6 +262,4 @@ def test_lines_for_a_reader_that_has_ended_are_no_error() -> None:
 
 def test_lines_beyond_an_encoding_are_escaped() -> None:
     code = "from ece408_op.commands import print_lines; print_lines(['\\u540d'])"
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-    assert printed == b"\\u540d\n"
+    assert output_of("-c", code, PYTHONIOENCODING="ascii") == "\\u540d\n"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from gpu_case import require_gpu
+from process import printed
 from text_changes import changed
 
 import ece408_op
@@ -62,14 +60,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(checkout: Path, *arguments: str) -> str:
     """What Python prints there; fails the test where it fails."""
-    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("PYTEST_XDIST_WORKER", None)
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed(*arguments, first=[checkout], cwd=checkout, timeout=600)
 
 
 def command(name: str) -> list[str]:
@@ -96,8 +87,8 @@ def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout: Path) -> Non
 @pytest.mark.exhaustive
 def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
     pytest.importorskip("mxnet", reason="MXNet is not installed")
-    printed = run(checkout, *command("cpu-benchmark"), "--repeats", "2", "--images", "50")
-    rows = [line.split(" | ") for line in printed.splitlines()]
+    lines = run(checkout, *command("cpu-benchmark"), "--repeats", "2", "--images", "50").splitlines()
+    rows = [line.split(" | ") for line in lines]
     for layer in ("2017", "2018sp-2"):
         (row,) = [row for row in rows if row[::2][:2] == [f"| {layer}", "New shifted"]]
         assert float(row[3]) > 0
@@ -143,14 +134,14 @@ print("compiled")
 
 
 def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout: Path) -> None:
-    printed = run(checkout, *command("gpu-tests"))
+    found = run(checkout, *command("gpu-tests"))
     try:
         cuda.device_count()
     except DeviceError:
-        assert re.search(r"^\d+ skipped", printed, re.MULTILINE), printed
-        assert " passed" not in printed
+        assert re.search(r"^\d+ skipped", found, re.MULTILINE), found
+        assert " passed" not in found
     else:
-        assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
+        assert re.search(r"^\d+ passed", found, re.MULTILINE), found
 
 
 def test_the_tutorial_says_when_auto_takes_a_kernel() -> None:
@@ -159,10 +150,7 @@ def test_the_tutorial_says_when_auto_takes_a_kernel() -> None:
 
 
 def test_the_tables_are_those_of_the_results() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/tables.py"), "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(ROOT / "benchmarks/tables.py", "--check")
 
 
 def test_a_table_that_differs_is_found_and_one_unknown_is_an_error() -> None:

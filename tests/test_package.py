@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from process import printed
 
 import ece408_op
 from ece408_op.kernels import KERNELS
@@ -72,17 +72,8 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(code: str, site: Path, cwd: Path, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(site), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(code: str, site: Path, cwd: Path, **variables: str) -> str:
+    return printed("-c", code, cwd=cwd, PYTHONPATH=str(site), **variables)
 
 
 def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout: Path, wheel: Path) -> None:
@@ -163,13 +154,6 @@ def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(
     script.write_text("from ece408_op import data, errors, kernels, models\n")
     with script.open("a") as file:
         file.write("print(*(module.__file__ for module in (data, errors, kernels, models)), sep='\\n')\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    lines = printed(script, cwd=tmp_path, PYTHONPATH=str(site)).splitlines()
     expected = ("data/__init__.py", "ece408_op/errors.py", "kernels/__init__.py", "models/__init__.py")
-    assert done.stdout.splitlines() == [str(checkout / name) for name in expected]
+    assert lines == [str(checkout / name) for name in expected]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import submissions
+from gpu_case import require_gpu
 from sandbox import needs_sandbox
 
-from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
 HERE = Path(__file__).parents[1] / "submissions"
@@ -41,16 +41,9 @@ pytestmark = [
 ]
 
 
-def needs_gpu() -> None:
-    try:
-        cuda.chip()
-    except DeviceError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    needs_gpu()
+    require_gpu()
     folder = tmp_path_factory.mktemp("grade")
     both, last = '["2017", "2018fa"]', '["2018fa"]'
     groups = {
@@ -90,7 +83,7 @@ def test_verdict_of_a_case(name: str, records: dict[str, dict[str, Any]]) -> Non
 
 
 def test_kernels_in_python(tmp_path: Path) -> None:
-    needs_gpu()
+    require_gpu()
     spec = SPEC.format(networks='["2018fa"]', runs=2, images=100, accuracy="false")
     code, records = submissions.graded([HERE / "python" / "on_the_gpu.py"], tmp_path, spec, "--context", "gpu")
     assert code == 0, records

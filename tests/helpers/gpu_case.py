@@ -25,6 +25,14 @@ def require_gpu() -> Any:
     return cuda.cupy()
 
 
+def require_gpus(count: int) -> Any:
+    """Return CuPy; skip the test where there are fewer GPUs, with the reason."""
+    cupy = require_gpu()
+    if cuda.device_count() < count:
+        pytest.skip(f"needs several GPUs: {count}")
+    return cupy
+
+
 def require_support(kernel: CudaKernel, problem: ConvProblem) -> Any:
     """Return CuPy; skip the test if the kernel does not take the problem here, after checking that a call says why."""
     cupy = require_gpu()

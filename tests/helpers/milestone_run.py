@@ -28,3 +28,10 @@ def started(script: str, *arguments: object) -> subprocess.CompletedProcess[str]
     """Run a script in a process of its own, started from another folder."""
     command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd="/")
+
+
+def passed(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script's main function, which has to succeed."""
+    done = run(script, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done

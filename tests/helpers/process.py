@@ -20,6 +20,7 @@ def python(
     """Run Python with the arguments; it searches the folders ``first`` before all others, and has the variables."""
     folders = [*map(str, (*first, ROOT, HELPERS)), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **variables}
+    environment.pop("PYTEST_XDIST_WORKER", None)
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cuda_layers import COURSE, CUDA_KERNELS, ODD, PROBLEMS, random_problems
-from gpu_case import poisoned_run, require_gpu
+from gpu_case import poisoned_run, require_gpu, require_gpus
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -91,9 +91,7 @@ def test_auto_takes_every_problem_on_the_gpu():
 @KERNEL
 def test_arrays_of_another_gpu_than_the_current_one(kernel):
     require(kernel)
-    cupy = require_gpu()
-    if cuda.device_count() < 2:
-        pytest.skip("needs several GPUs: 2")
+    cupy = require_gpus(2)
     problem = next(one for one in PROBLEMS if not kernel.not_supported_reasons(one, cuda.chip(1)))
     with cupy.cuda.Device(1):
         a, b = (cupy.ones(shape, "f") for shape in problem.shapes[:2])

@@ -136,15 +136,6 @@ def _relative_shortfall(out: np.ndarray, exact: np.ndarray) -> float:
     return float(((exact - out) * exact).sum() / (exact * exact).sum())
 
 
-@PROMOTING
-def test_sums_are_not_too_small_in_the_mean(kernel):
-    # Truncated 37 times, they fell short by 5.4 units of 2^-23 in the mean; of one channel by less than one.
-    require_gpu()
-    problem = _layer(kernel, 8, LONG_SUMS)
-    x, w = _random(problem)
-    assert abs(_relative_shortfall(_run(kernel, problem, x, w), reference.convolve(x, w))) < 2 * 2.0**-23
-
-
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
 @PROMOTING
 def test_promotion_lowers_the_error_of_long_sums(kernel, positive):
@@ -182,7 +173,7 @@ def test_images_that_cannot_be_split_leave_the_others_alone(kernel):
     assert compare(_run(kernel, problem, x, w, times=3), x, w, kernel).passed
 
 
-@_kernels("fp16x3", parts=("warpgroup", "mma_sync"))
+@PROMOTING
 def test_tuning_keeps_the_fastest_tile_which_is_right(kernel):
     cp = require_gpu()
     problem = _layer(kernel, 40, [(6, 31, 29, 17, 4)])

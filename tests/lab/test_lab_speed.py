@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_case import require_gpu
 from process import on_path
 
 from ece408_op.bench import layers as bench_layers
 from ece408_op.bench.results import KERNEL, Row
 from ece408_op.core import reference, roofline
-from ece408_op.errors import DeviceError
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
 from ece408_op.lab import _findings, _ncu
@@ -195,10 +195,7 @@ def test_nsight_compute_counts_too(
 @pytest.mark.gpu
 @pytest.mark.parametrize("used", ["", "std::set<int> unused;"], ids=["few headers", "one more header"])
 def test_a_file_on_a_gpu(used: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        cuda.chip()
-    except DeviceError as error:
-        pytest.skip(str(error))
+    require_gpu()
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     path, text = tmp_path / "own.cu", STARTER.read_text(encoding="utf-8")

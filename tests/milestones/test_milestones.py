@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from milestone_run import run, started
+from milestone_run import passed, run, started
 
 from ece408_op.core import dispatch
 from ece408_op.models import files
@@ -18,12 +18,10 @@ HEAD = "New Inference\nLoading fashion-mnist data... done\nLoading model... done
 
 @pytest.mark.parametrize("model", ["baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
 def test_m1_and_m2_print_the_courses_lines_and_agree(model, tmp_path):
-    done = run("m1.py", model, 60, "--json", tmp_path / "m1.json")
-    assert done.returncode == 0, done.stderr
+    done = passed("m1.py", model, 60, "--json", tmp_path / "m1.json")
     accuracy = re.fullmatch(re.escape(HEAD) + r"EvalMetric: \{'accuracy': ([0-9.]+)\}\n", done.stdout)[1]
 
-    done = run("m2.py", model, 60, "--verify", "--json", tmp_path / "m2.json")
-    assert done.returncode == 0, done.stderr
+    done = passed("m2.py", model, 60, "--verify", "--json", tmp_path / "m2.json")
     title = "ece408" if "2018" in model else model
     layers = 2 if "2018" in model else 1
     pattern = (
@@ -102,11 +100,9 @@ def test_a_network_of_another_year_runs_by_its_name(folder):
             node["op"] = "New"
             node["attrs"] = {key: node["attrs"][key] for key in ("kernel", "num_filter")}
     path.write_text(json.dumps(graph))
-    first = run("m1.py", "mich-2024", 40)
-    assert first.returncode == 0, first.stderr
+    first = passed("m1.py", "mich-2024", 40)
     accuracy = re.search(r"'accuracy': (\S+)\}", first.stdout)[1]
-    second = run("m2.py", "mich-2024", 40, "--verify")
-    assert second.returncode == 0, second.stderr
+    second = passed("m2.py", "mich-2024", 40, "--verify")
     assert f"Correctness: {accuracy} Model: mich-2024\n" in second.stdout
     assert second.stdout.count("Op Time: ") == 3
 
@@ -126,8 +122,7 @@ def test_convolutions_that_new_cannot_replace_are_named(folder):
     biased = mx.sym.Convolution(data, kernel=(3, 2), pad=(1, 0), stride=(1, 2), num_filter=5, name="with_a_bias")
     row = mx.sym.Convolution(mx.sym.reshape(biased, (0, 5, -1)), kernel=(3,), num_filter=4, name="row")
     saved(folder, "some", classifier(mx.sym.reshape(row, (0, 4, 1, -1))), 20)
-    done = run("m2.py", "some", 20, "--verify", "--json", folder / "some.json")
-    assert done.returncode == 0, done.stderr
+    done = passed("m2.py", "some", 20, "--verify", "--json", folder / "some.json")
     assert done.stdout.count("Op Time: ") == 1
     assert "row stays MXNet's Convolution" in done.stderr
     assert json.loads((folder / "some.json").read_text())["verification"]["right"]

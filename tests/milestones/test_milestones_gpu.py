@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from test_milestones import HEAD, run
+from milestone_run import passed
+from test_milestones import HEAD
 
 from ece408_op.core import dispatch
 from ece408_op.kernels import KERNELS
@@ -36,8 +37,7 @@ VERIFIED = (
 @pytest.mark.parametrize(("script", "kernel"), [("m3.py", "naive"), ("m4.py", None)])
 @pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
 def test_the_courses_lines_from_the_gpu(host, script, kernel, model, tmp_path):
-    done = run(script, model, 100, "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr
+    done = passed(script, model, 100, "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
     layers = 2 if "2018" in model else 1
     pattern = re.escape(HEAD) + r"Op Time: \d+\.\d{6}\n" * layers + r"Correctness: [0-9.]+ Model: \S+\n" + VERIFIED
     assert re.fullmatch(pattern, done.stdout), done.stdout
@@ -55,8 +55,7 @@ def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kerne
     if kernel == "cudnn":
         pytest.importorskip("cudnn")
     verify = [] if script == "m1.py" else ["--verify"]
-    done = run(script, model, 100, "--context", "gpu", *verify, "--json", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr
+    done = passed(script, model, 100, "--context", "gpu", *verify, "--json", tmp_path / "r.json")
     assert "ece408_op.gpu_network runs on it" in done.stderr
     layers = 2 if "2018" in model else 1
     lines = (
@@ -77,8 +76,7 @@ def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kerne
 @pytest.mark.parametrize(("script", "kernels"), [("m3.py", {"naive"}), ("m4.py", {"sliding_window", "register_tiled"})])
 @pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
 def test_fused_layers_give_the_same_predictions(host, script, kernels, model, tmp_path):
-    done = run(script, model, 1000, "--fuse", "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr
+    done = passed(script, model, 1000, "--fuse", "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
     assert "Agreeing predictions: 1000 of 1000" in done.stdout
     first = json.loads((tmp_path / "r.json").read_text())["op_times"][0]
     assert first["implementation"] in kernels
@@ -88,23 +86,20 @@ def test_fused_layers_give_the_same_predictions(host, script, kernels, model, tm
 @gpu
 @pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
 def test_a_whole_network_as_one_node_sees_itself_to_what_it_fuses(host):
-    done = run("m4.py", 100, "--fuse", "--context", "gpu", "--verify")
-    assert done.returncode == 0, done.stderr
+    done = passed("m4.py", 100, "--fuse", "--context", "gpu", "--verify")
     assert "Agreeing predictions: 100 of 100" in done.stdout
 
 
 @gpu
 def test_reduced_precision_is_reported_and_fails_nothing(host):
     name = next(kernel.name for kernel in KERNELS if kernel.device == "gpu" and kernel.precision != "float32")
-    done = run("m4.py", 200, "--impl", name, "--verify", "--context", "cpu")
-    assert done.returncode == 0, done.stderr
+    done = passed("m4.py", 200, "--impl", name, "--verify", "--context", "cpu")
     assert re.search(r"^Agreeing predictions: \d+ of 200$", done.stdout, re.M)
 
 
 @gpu
 def test_all_kernels_in_one_table(host, tmp_path):
-    done = run("m4.py", "ece408-2018sp", 200, "--impl", "all", "--context", "cpu", "--json", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr
+    done = passed("m4.py", "ece408-2018sp", 200, "--impl", "all", "--context", "cpu", "--json", tmp_path / "r.json")
     cases = json.loads((tmp_path / "r.json").read_text())["layers"]
     assert [case["name"] for case in cases] == ["new0", "new1"]
     for case in cases:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from milestone_run import run, started
+from milestone_run import passed, run, started
 from submissions import HERE as SUBMISSIONS
 
 from ece408_op.lab import __path__ as lab_folders
@@ -31,8 +31,7 @@ def test_a_file_computes_all_layers_and_prints_the_courses_lines(path: Path, tmp
         counting = "static int calls = 0; CHECK_EQ(M, calls++ % 2 ? 16 : 6); const int K ="
         path = Path(tmp_path / "counts.h")
         path.write_text(TEXTBOOK.read_text().replace("const int K =", counting))
-    done = run("m2.py", "ece408-2018sp", 8, "--impl", path, "--verify", "--json", tmp_path / "m2.json")
-    assert done.returncode == 0, done.stderr
+    done = passed("m2.py", "ece408-2018sp", 8, "--impl", path, "--verify", "--json", tmp_path / "m2.json")
     assert re.search(r"done\n(Op Time: \d+\.\d{6}\n){2}Correctness: \S+ Model: ece408\n", done.stdout)
     assert "Agreeing predictions: 8 of 8" in done.stdout
     results = json.loads((tmp_path / "m2.json").read_text())
@@ -98,8 +97,7 @@ def test_a_file_computes_all_layers_on_a_gpu(script: str, path: Path, tmp_path: 
     problem = bridge.gpu_problem("host")
     if problem or shutil.which("nvcc") is None:
         pytest.skip(problem or "needs nvcc")
-    done = run(script, "ece408-2018sp", 600, "--impl", path, "--verify", "--json", tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
+    done = passed(script, "ece408-2018sp", 600, "--impl", path, "--verify", "--json", tmp_path / "out.json")
     assert "Agreeing predictions: 600 of 600" in done.stdout
     calls = json.loads((tmp_path / "out.json").read_text())["op_times"]
     assert [(call["implementation"], call["device"]) for call in calls] == [(path.name, "gpu")] * 2

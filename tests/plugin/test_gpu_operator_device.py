@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu_case import require_gpus
 from operator_case import GpuOperatorCases, assert_right, values
 
 from ece408_op.plugin import bridge
@@ -57,8 +58,7 @@ class TestDeviceContext(GpuOperatorCases):
             assert_right(y.asnumpy()[:20], x[:20], (w / 10).astype(np.float32))
 
     def test_the_second_gpus_arrays_are_computed_there(self, monkeypatch):
-        if cuda.device_count() < 2:
-            pytest.skip("needs several GPUs: 2")
+        require_gpus(2)
         seen, enqueue, runtime = [], cuda.enqueue, self.cupy.cuda.runtime
 
         def spy(program, batch, addresses, device, stream):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gpu_case import require_gpu
+from gpu_case import require_gpus
 from process import printed
 
 from ece408_op.errors import DeviceError
@@ -193,9 +193,7 @@ def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, fail
 
 @pytest.mark.gpu
 def test_sums_on_two_gpus():
-    cupy = require_gpu()
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs several GPUs: 2")
+    cupy = require_gpus(2)
     host = [[np.random.default_rng((gpu, size)).random(size, np.float32) for size in (1, 7, 1001)] for gpu in range(2)]
     sources, streams = [], []
     for gpu, arrays in enumerate(host):
@@ -217,9 +215,7 @@ def test_sums_on_two_gpus():
 @pytest.mark.parametrize("captured", [False, True])
 def test_rows_on_two_gpus(captured):
     """Twice as large as the rows of the widest layers; a graph exchanges what its arrays have at its launch."""
-    cupy = require_gpu()
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs several GPUs: 2")
+    cupy = require_gpus(2)
     streams, arrays, count = [], [], 8191
     for gpu in range(2):
         with cupy.cuda.Device(gpu):
@@ -251,9 +247,7 @@ def test_rows_on_two_gpus(captured):
 @pytest.mark.gpu
 def test_an_abort_ends_a_graph_that_waits():
     """One of two captured exchanges is launched; a new group works, and the old graphs do not keep it from that."""
-    cupy = require_gpu()
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs several GPUs: 2")
+    require_gpus(2)
     assert printed("-c", _ABORTING) == "ended\n[1.0, 2.0] [1.0, 2.0]\n"
 
 
@@ -290,9 +284,7 @@ os._exit(0)
 @pytest.mark.gpu
 def test_a_gpu_that_fails_ends_the_sum_with_its_error():
     """In a process of its own, which can use neither GPU afterwards."""
-    cupy = require_gpu()
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs several GPUs: 2")
+    require_gpus(2)
     assert printed("-c", _FAILING) == "NCCL: expected the kernel to run\n"
 
 
