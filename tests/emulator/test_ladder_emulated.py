@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import chip_of
+from plan_runs import call_of, launch_all
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -26,31 +27,17 @@ KERNELS = {
 PROBLEMS = (ConvProblem(3, 2, 11, 13, 5, 3), ConvProblem(2, 1, 19, 18, 17, 5))
 
 
-@pytest.fixture(scope="module")
-def plans(programs: Path) -> Plans:
-    """All kernels and layers in one program."""
-    cases = []
-    for kernel in KERNELS.values():
-        for problem in PROBLEMS:
-            plan = kernel.plan(problem, chip_of(90), 16)
-            buffers = ("x", "w", "y", *plan.scratch)
-            cases.append(Case(f"{kernel.name} {problem}", kernel.text(plan), plan, buffers, problem.batch))
-    return Plans(cases, programs, races=True)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-@pytest.mark.parametrize("name", KERNELS)
-def test_it_is_right(name: str, problem: ConvProblem, plans: Plans) -> None:
-    case = plans.cases[f"{name} {problem}"]
-    rng = np.random.default_rng(0)
-    x, w = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
-    arrays = {"x": x, "w": w, "y": np.full(problem.y_shape, np.nan, np.float32)}
-    arrays |= {key: np.full(size, 0xFF, np.uint8) for key, size in case.plan.scratch.items()}
-    report = plans.run(case.name, arrays, dict.fromkeys("xwy", 16))
+def test_it_is_right(programs: Path) -> None:
+    cases, calls = [(kernel, problem) for kernel in KERNELS.values() for problem in PROBLEMS], []
+    for kernel, problem in cases:
+        rng, plan = np.random.default_rng(0), kernel.plan(problem, chip_of(90), 16)
+        x, w = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in problem.shapes[:2])
+        calls.append(call_of(kernel.text(plan), plan, problem, x, w))
     # register_tiled reads the padding of its filters, whose products no thread stores.
-    assert [finding for finding in report.findings if finding.kind != "uninitialised"] == []
-    found = compare(report.buffers["y"], x, w, KERNELS[name])
-    assert found.passed, found
+    launch_all(calls, programs, check_races=True, aligned=16, expected=("uninitialised",))
+    for (kernel, problem), (_, _, arrays, _) in zip(cases, calls):
+        found = compare(arrays["y"], arrays["x"], arrays["w"], kernel)
+        assert found.passed, f"{kernel.name}, {problem}: {found}"
 
 
 #: Kernels with coalesced and other accesses, bank conflicts, wide loads, divergence; the rest take longer.
