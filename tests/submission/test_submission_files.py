@@ -175,6 +175,7 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
 
 
 @needs_sandbox
+@pytest.mark.exhaustive
 def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) -> None:
     tools = build.tools(unsafe=True)
     with open(tmp_path / "output", "wb") as output:
