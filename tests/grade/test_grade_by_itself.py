@@ -71,11 +71,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
 
 
-def passed(record: dict[str, Any]) -> set[tuple[str, int]]:
-    """The networks, and numbers of images, with which it is right."""
-    return {(one["network"], one["images"]) for one in record["networks"] if one["status"] == "passed"}
-
-
 @pytest.mark.parametrize(
     ("name", "right", "said"),
     [

@@ -143,10 +143,7 @@ LINE = failing.__code__.co_firstlineno + 1
     ("kernel", "words"),
     [
         (wrong, r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,"),
-        (
-            failing,
-            rf"TypeError: planted \({re.escape(__file__)}, line {failing.__code__.co_firstlineno + 1}, in failing\)",
-        ),
+        (failing, rf"TypeError: planted \({re.escape(__file__)}, line {LINE}, in failing\)"),
     ],
     ids=["a wrong result", "an exception"],
 )
