@@ -1,7 +1,5 @@
 """The operator in Gluon: Conv2D in place of MXNet's, and networks whose layers are replaced."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The benchmark of whole networks: what it times, its check of predictions, and PyTorch's version of a network."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

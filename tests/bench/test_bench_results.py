@@ -1,7 +1,5 @@
 """The results' format: written and read back, continued after Ctrl-C, and their ratios."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

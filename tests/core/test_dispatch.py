@@ -1,7 +1,5 @@
 """What "auto" chooses on the CPU follows the environment of the call."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

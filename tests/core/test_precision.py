@@ -1,7 +1,5 @@
 """The precision that a caller asks for: never less than that, and reduced only where it was asked for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 

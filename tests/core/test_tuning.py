@@ -1,7 +1,5 @@
 """The table that auto chooses GPU kernels by, and the command that makes it."""
 
-from __future__ import annotations
-
 import json
 import random
 import warnings

@@ -1,7 +1,5 @@
 """A small network like the course's, as the files of three generations of MXNet, and its weights."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Original files: opened in each spelling, run, written again, and read by MXNet's own reader of parameters."""
 
-from __future__ import annotations
-
 import json
 
 import graph_files as files

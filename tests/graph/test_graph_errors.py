@@ -1,7 +1,5 @@
 """Files that are missing, broken, damaged or hostile: one clear error that names file and node."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The operator fused with tanh and max-pooling: called through MXNet, and inserted into graphs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """replace_convolution: which nodes it replaces, their names, and that the outputs stay the same."""
 
-from __future__ import annotations
-
 import json
 
 import graph_files as files

@@ -1,7 +1,5 @@
 """Shared by the tests of CPU kernels: the kernels, this CPU's instruction sets, problems, and the check of a run."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ece408_op.core.check import compare

@@ -3,8 +3,6 @@
 ``--exhaustive`` runs all layers with each instruction set, not this CPU's best one alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

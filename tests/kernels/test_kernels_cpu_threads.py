@@ -1,7 +1,5 @@
 """CPU kernels in several threads at once, in a forked child and at exit."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The split-precision kernels' tiles fit the chip and cover the layer; bounds, refusals and their reasons."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Convolution fused with tanh and 2 x 2 max-pooling on the CPU, compared with float64; also through the operator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pooled_case
 import pytest

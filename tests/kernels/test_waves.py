@@ -1,7 +1,5 @@
 """waves.cuh: whatever the number of items and the chip, exactly one block computes each item."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

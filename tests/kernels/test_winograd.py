@@ -1,7 +1,5 @@
 """winograd and winograd_gemm: error bounds, sparse and special data, what is left to direct, when auto takes them."""
 
-from __future__ import annotations
-
 import cpu_kernels
 import mxnet as mx
 import numpy as np

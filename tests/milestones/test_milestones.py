@@ -1,7 +1,5 @@
 """m1.py and m2.py as a user runs them: printed lines, exit codes, checks, and a network dropped into models/."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """m3.py and m4.py as a user runs them, with a GPU and without one."""
 
-from __future__ import annotations
-
 import json
 import re
 

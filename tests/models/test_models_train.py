@@ -1,7 +1,5 @@
 """Training is seeded, learns, and exports weights for raw pixels."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

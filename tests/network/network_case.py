@@ -1,7 +1,5 @@
 """What the tests of whole networks share: MXNet's CPU operators as the reference, and gpu_network."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import gpu_case

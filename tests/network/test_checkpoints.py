@@ -1,7 +1,5 @@
 """MXNet's callbacks and checkpoints with networks on a GPU: training goes on from a file, bit for bit."""
 
-from __future__ import annotations
-
 import logging
 import re
 

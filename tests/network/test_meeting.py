@@ -1,7 +1,5 @@
 """How threads of a pass on several GPUs wait for each other, and what stops them."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """gpu_network through MXNet's entry points, on NumPy and on a GPU: Module, executors, SymbolBlock, threads."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Which values of a network are split activations, and where they are converted."""
 
-from __future__ import annotations
-
 import pytest
 from network_case import mx, mxnets, ours, text_of, values
 from network_fake import CHIP

@@ -1,7 +1,5 @@
 """What only a GPU shows of whole networks: Gluon's against MXNet's CPU, memory, exit, a missing library."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_case import require_gpu

@@ -1,7 +1,5 @@
 """gpu_network on several GPUs, on NumPy in place of CuPy and on GPUs: they share a batch's images."""
 
-from __future__ import annotations
-
 import threading
 
 import network_fake

@@ -1,7 +1,5 @@
 """FullyConnected in split precision on a GPU: as accurate as float32's own sums, for any values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_case import require_gpu

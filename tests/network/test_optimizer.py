@@ -1,7 +1,5 @@
 """Optimisers on the GPU, against MXNet's own: parameters after some steps, checkpoints, and wrong uses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from network_case import mx

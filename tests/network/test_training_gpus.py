@@ -1,7 +1,5 @@
 """Training on several GPUs, against one and against MXNet's own data parallel training on several CPUs."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training steps on several GPUs when one of them fails: nobody waits for it, and nothing changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

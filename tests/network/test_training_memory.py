@@ -1,7 +1,5 @@
 """The memory of training steps on a GPU: which device's is freed, and that arrays do not outlive their step."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from types import SimpleNamespace

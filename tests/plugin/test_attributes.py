@@ -1,7 +1,5 @@
 """Every attribute of MXNet's Convolution: names, spellings and shapes, compared with MXNet's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from general_problems import problems

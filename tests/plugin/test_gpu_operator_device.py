@@ -1,7 +1,5 @@
 """The operator on arrays of mx.gpu()."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gpu_case import require_gpus

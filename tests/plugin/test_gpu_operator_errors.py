@@ -1,7 +1,5 @@
 """Asking for a GPU that cannot be used gives one sentence that says what to do; no GPU is needed here."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

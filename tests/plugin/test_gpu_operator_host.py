@@ -1,7 +1,5 @@
 """The operator on the GPU with its arrays in the computer's memory (device="gpu")."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from operator_case import GpuOperatorCases, assert_right, values

@@ -1,7 +1,5 @@
 """Training through the operator, compared with MXNet's own Convolution: by every API, among oneDNN's operators."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

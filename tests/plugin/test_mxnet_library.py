@@ -1,7 +1,5 @@
 """What the package uses of MXNet's library: counts of an array's writes, and the reorder to the default layout."""
 
-from __future__ import annotations
-
 import pytest
 
 import ece408_op  # noqa: F401 (before MXNet)

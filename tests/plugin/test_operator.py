@@ -1,7 +1,5 @@
 """The operator on the CPU: right numbers, shapes, types and requests."""
 
-from __future__ import annotations
-
 import dataclasses
 import resource
 

@@ -1,7 +1,5 @@
 """Bad input gives one clear error, in the exception that the caller catches, by every API of MXNet."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -3,8 +3,6 @@
 Each case here gives wrong numbers, hangs or aborts where a Custom operator is used plainly.
 """
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

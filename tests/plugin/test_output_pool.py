@@ -1,7 +1,5 @@
 """The output pool: large outputs of imperative calls get the memory of freed ones."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 

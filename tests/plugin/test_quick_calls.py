@@ -1,7 +1,5 @@
 """Custom operators that MXNet calls through the package's callbacks get what MXNet's own callbacks give."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

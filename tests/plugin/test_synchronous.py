@@ -1,7 +1,5 @@
 """The synchronous fast path of small calls, compared with the way through MXNet's engine."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A C function called for each row of numbers."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The copy pipeline: chunks and transfers, and right results on a device that computes as early or late as it may."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

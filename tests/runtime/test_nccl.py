@@ -1,7 +1,5 @@
 """Sums on several GPUs: the calls of NCCL's C interface on a stand-in, its errors, and real sums on two GPUs."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import threading

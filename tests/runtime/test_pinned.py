@@ -1,7 +1,5 @@
 """Pinned memory: when memory is pinned and unpinned, by a CUDA that only counts, and on a GPU."""
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What is kept from call to call is bounded: compiled code, and the keys of layers that have run."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref
