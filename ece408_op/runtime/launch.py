@@ -13,7 +13,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem, PooledProblem
+from ece408_op.problem import ConvProblem, PooledProblem, WeightGradient
 
 #: CUDA's limits on a grid's x, and on its y and z.
 GRID_X = 2**31 - 1
@@ -188,7 +188,7 @@ def round_up(a: int, b: int) -> int:
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
-    """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL for a PooledProblem.
+    """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL or WEIGHT_GRADIENT for such a problem.
 
     The attributes L, G, STRIDE_H, STRIDE_W, PAD_H and so on are defined where they differ from the plain convolution's.
     The batch is an argument of the kernel, so one binary serves all batches. WIDE is 1 if the indices inside ``images``
@@ -205,6 +205,8 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
         behind["L"] = problem.kernel_width
     if problem.groups != 1:
         behind["G"] = problem.groups
+    if isinstance(problem, WeightGradient):
+        behind["WEIGHT_GRADIENT"] = 1
     return {
         "C": problem.channels,
         "H": problem.height,
@@ -222,6 +224,29 @@ def images_per_launch(batch: int, blocks_per_image: int, scratch_per_image: int 
     if scratch_per_image:
         images = min(images, SCRATCH_BYTES // scratch_per_image)
     return max(1, images)
+
+
+def one_launch(
+    problem: ConvProblem,
+    entry: str,
+    blocks: Callable[[int], int],
+    threads: int | Triple,
+    config: Mapping[str, bool | int | float],
+    arguments: tuple[Argument, ...] = ("x", "w", "y", "first", "images"),
+) -> Plan:
+    """Return the plan of a kernel that one launch runs on all images, or on as many as the grid allows.
+
+    Args:
+        blocks: ``blocks(n)`` returns the blocks for n images.
+        threads: per block.
+        entry, config, arguments: as in Launch and Plan.
+    """
+    block = (threads, 1, 1) if isinstance(threads, int) else threads
+
+    def steps(images: int) -> tuple[Launch, ...]:
+        return (Launch(entry, (blocks(images), 1, 1), block, arguments),)
+
+    return Plan(layer_defines(problem), images_per_launch(problem.batch, blocks(1)), steps, config=config)
 
 
 def grid_reasons(blocks_per_image: int) -> list[str]:

@@ -5,6 +5,7 @@ float32          direct convolutions on the float32 units
 split_precision  three fp16 tensor-core products per float32 product
 cudnn            NVIDIA's library
 
+sources.py       where the sources are
 layer.cuh        the layer's sizes and types
 denormals.cuh    multiplications that keep denormal numbers
 """

@@ -8,6 +8,8 @@
 // WIDE   1: an image has more elements than an int can count
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
 //        2: at an odd edge, of the outputs that exist (convention "full")
+//
+// WEIGHT_GRADIENT is defined where the gradient to w is wanted.
 
 #ifndef POOL
 #define POOL 0

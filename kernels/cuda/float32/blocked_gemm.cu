@@ -175,21 +175,9 @@ __device__ __forceinline__ void multiply(const Operands &operands, float (&sum)[
         for (int k = 0; k < DEPTH; k++) {
             float a[ROWS], b[COLUMNS];
 #pragma unroll
-            for (int r = 0; r < ROWS; r += 4) {
-                const float4 v = *reinterpret_cast<const float4 *>(&shared_a[stage][k][tile_row(r)]);
-                a[r] = v.x, a[r + 1] = v.y, a[r + 2] = v.z, a[r + 3] = v.w;
-            }
+            for (int r = 0; r < ROWS; r += 4) read<4>(a + r, &shared_a[stage][k][tile_row(r)]);
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c += VECTOR) {
-                const float *const from = &shared_b[stage][k][tile_column(c)];
-                if constexpr (VECTOR == 4) {
-                    const float4 v = *reinterpret_cast<const float4 *>(from);
-                    b[c] = v.x, b[c + 1] = v.y, b[c + 2] = v.z, b[c + 3] = v.w;
-                } else {
-                    const float2 v = *reinterpret_cast<const float2 *>(from);
-                    b[c] = v.x, b[c + 1] = v.y;
-                }
-            }
+            for (int c = 0; c < COLUMNS; c += VECTOR) read<VECTOR>(b + c, &shared_b[stage][k][tile_column(c)]);
 #pragma unroll
             for (int i = 0; i < ROWS * COLUMNS; i++)
                 sum[i / COLUMNS][i % COLUMNS] = fmaf(a[i / COLUMNS], b[i % COLUMNS], sum[i / COLUMNS][i % COLUMNS]);
@@ -200,7 +188,7 @@ __device__ __forceinline__ void multiply(const Operands &operands, float (&sum)[
     }
 }
 
-#if !WEIGHT_GRADIENT
+#ifndef WEIGHT_GRADIENT
 // Fill `out`, y or the gradient x, from the samples of `source`, x or the gradient y.
 extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
 blocked_gemm(const float *__restrict__ source, const float *__restrict__ w, float *__restrict__ out, long long first,
@@ -249,11 +237,7 @@ blocked_gemm(const float *__restrict__ source, const float *__restrict__ w, floa
         for (int r = 0; r < ROWS; r++) {
             if (operands.first_row + tile_row(r) >= GEMM_ROWS) continue;
             float *const target = to + tile_row(r) * OUT_MAP;
-            if constexpr (STORE == 4)
-                *reinterpret_cast<float4 *>(target) =
-                    make_float4(sum[r][c], sum[r][c + 1], sum[r][c + 2], sum[r][c + 3]);
-            else
-                *target = sum[r][c];
+            write<STORE>(target, &sum[r][c]);
         }
     }
 }

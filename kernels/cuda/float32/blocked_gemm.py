@@ -6,17 +6,16 @@ This file chooses the tile, and the splits of a weight gradient; ``blocked_gemm.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, float32_bound, sum_bound
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines, round_up
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, one_launch, round_up
 
+from ..sources import sources
 from . import partial_sums
 
-_FOLDER = Path(__file__).parent
 #: Blocks of a weight gradient, about eight per multiprocessor of a large GPU, and the outputs that a block adds: fewer
 #: cost more partial sums, more cost accuracy.
 _BLOCKS, _FEWEST_OUTPUTS, _MOST_OUTPUTS = 1056, 512, 8192
@@ -90,18 +89,14 @@ def _bound(problem: ConvProblem) -> float:
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     tile, rows = _tile(problem), _gemm_sizes(problem)[0]
-    defines = {**layer_defines(problem), "WEIGHT_GRADIENT": int(isinstance(problem, WeightGradient))}
     config = {**asdict(tile), "data_gradient": isinstance(problem, DataGradient)}
     row_tiles = ceil_div(rows, tile.tile_rows) * problem.groups
     if isinstance(problem, WeightGradient):
         splits, length = _splits(problem)
         tiles = row_tiles * ceil_div(_gemm_sizes(problem)[1], tile.tile_columns)
-        buffers = ("x", "y", partial_sums.target(splits))
-        arguments = (*buffers, np.int64(problem.products), np.int64(length))
-        launch = Launch("blocked_gemm_weights", (tiles * splits, 1, 1), (tile.threads, 1, 1), arguments)
-        steps = (launch, *partial_sums.launches(problem, splits))
-        scratch = partial_sums.scratch(problem, splits)
-        return Plan(defines, max(1, problem.batch), lambda images: steps, scratch=scratch, config=config)
+        numbers = (np.int64(problem.products), np.int64(length))
+        entry, blocks = "blocked_gemm_weights", tiles * splits
+        return partial_sums.plan(problem, entry, blocks, tile.threads, numbers, splits, config)
 
     # A gradient to the data with a stride is several problems: pixels with the same remainders use the same taps.
     outputs, classes = problem.output_height * problem.output_width, 1
@@ -111,19 +106,17 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     # Four neighbouring columns of a tile are neighbours in memory, too.
     config["store_vector"] = 4 if classes == 1 and outputs % 4 == 0 and aligned == 16 and tile.thread_columns > 2 else 1
 
-    def steps_of(images: int) -> tuple[Launch, ...]:
-        grid = (ceil_div(images * outputs, tile.tile_columns) * row_tiles * classes, 1, 1)
-        arguments = (problem.operands[0], "w", problem.operands[2], "first", "images")
-        return (Launch("blocked_gemm", grid, (tile.threads, 1, 1), arguments),)
+    def blocks_of(images: int) -> int:
+        return ceil_div(images * outputs, tile.tile_columns) * row_tiles * classes
 
-    images = images_per_launch(problem.batch, ceil_div(outputs, tile.tile_columns) * row_tiles * classes)
-    return Plan(defines, images, steps_of, config=config)
+    arguments = (problem.operands[0], "w", problem.operands[2], "first", "images")
+    return one_launch(problem, "blocked_gemm", blocks_of, tile.threads, config, arguments)
 
 
 KERNEL = CudaKernel(
     "blocked_gemm",
     "implicit GEMM with register blocking: every convolution and both gradients",
-    (_FOLDER / "../layer.cuh", _FOLDER / "partial_sums.cuh", _FOLDER / "blocked_gemm.cu"),
+    sources("float32/vectors.cuh", "float32/partial_sums.cuh", "float32/blocked_gemm.cu"),
     _plan,
     features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},
     error_bound=_bound,

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
+from ..sources import sources
 from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
-_FOLDER = Path(__file__).parent
 #: Threads of a block, its bytes of shared memory (two such blocks fit a multiprocessor of sm_90), sums of a thread.
 _MOST_THREADS, _MOST_SHARED, _MOST_SUMS = 512, 112 * 1024, 48
 #: Products from one promotion of the sums to the next: with one level of sums the error was three times cuDNN's.
@@ -163,10 +162,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "data_gradient_tiles",
     "data gradient as a direct convolution: a tile of pixels per thread, for few channels",
-    (
-        *(_FOLDER / f"../{file}.cuh" for file in ("layer", "denormals", "data_gradient_in_float32")),
-        *(_FOLDER / file for file in ("copy_async.cuh", "data_gradient_tiles.cu")),
-    ),
+    sources("denormals.cuh", "data_gradient_in_float32.cuh", "float32/vectors.cuh", "float32/data_gradient_tiles.cu"),
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, DATA_GRADIENT}),

@@ -60,7 +60,7 @@ __device__ __forceinline__ void for_each_sample(const float *map, int first_row,
     }
 }
 
-#if !WEIGHT_GRADIENT
+#ifndef WEIGHT_GRADIENT
 // Fill `out`, y or the gradient x, from the samples of `source`, x or the gradient y.
 extern "C" __global__ void __launch_bounds__(THREADS)
 depthwise(const float *__restrict__ source, const float *__restrict__ w, float *__restrict__ out, long long first,

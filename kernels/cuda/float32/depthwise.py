@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, float32_bound, sum_bound
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines, round_up
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, one_launch, round_up
 
+from ..sources import sources
 from . import partial_sums
 
-_FOLDER = Path(__file__).parent
 _THREADS = 128
 #: Rows of a thread: more reuse each load more often, fewer fill small images.
 _ROWS = 8
@@ -59,33 +57,23 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    data, weight, rows = isinstance(problem, DataGradient), isinstance(problem, WeightGradient), _rows(problem)
-    defines = {**layer_defines(problem), "WEIGHT_GRADIENT": int(weight)}
-    config = {"rows": rows, "threads": _THREADS, "data_gradient": data}
-    block = (_THREADS, 1, 1)
-    if weight:
+    rows = _rows(problem)
+    config = {"rows": rows, "threads": _THREADS, "data_gradient": isinstance(problem, DataGradient)}
+    if isinstance(problem, WeightGradient):
         items, shares, length = _shares(problem)
-        arguments = ("x", "y", partial_sums.target(shares), np.int64(items), np.int32(length))
-        launch = Launch("depthwise_weights", (shares * problem.filters, 1, 1), block, arguments)
-        steps = (launch, *partial_sums.launches(problem, shares))
-        scratch = partial_sums.scratch(problem, shares)
-        return Plan(defines, max(1, problem.batch), lambda images: steps, scratch=scratch, config=config)
+        numbers, blocks = (np.int64(items), np.int32(length)), shares * problem.filters
+        return partial_sums.plan(problem, "depthwise_weights", blocks, _THREADS, numbers, shares, config)
 
     maps, (height, width) = problem.shapes[2][1], problem.shapes[2][2:]
     items = maps * ceil_div(height, rows) * width
-
-    def steps_of(images: int) -> tuple[Launch, ...]:
-        arguments = (problem.operands[0], "w", problem.operands[2], "first", "images")
-        return (Launch("depthwise", (ceil_div(images * items, _THREADS), 1, 1), block, arguments),)
-
-    images = images_per_launch(problem.batch, ceil_div(items, _THREADS))
-    return Plan(defines, images, steps_of, config=config)
+    arguments = (problem.operands[0], "w", problem.operands[2], "first", "images")
+    return one_launch(problem, "depthwise", lambda n: ceil_div(n * items, _THREADS), _THREADS, config, arguments)
 
 
 KERNEL = CudaKernel(
     "depthwise",
     "one group per channel, forward and both gradients: a thread per column, near the memory roofline",
-    tuple(_FOLDER / f for f in ("../layer.cuh", "partial_sums.cuh", "depthwise.cu")),
+    sources("float32/partial_sums.cuh", "float32/depthwise.cu"),
     _plan,
     _limits,
     features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},

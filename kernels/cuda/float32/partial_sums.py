@@ -1,13 +1,14 @@
-"""The second launch of a weight gradient: ``partial_sums.cuh`` adds the sums of the first launch's blocks."""
+"""Weight gradients in two launches: blocks add shares of the images, and ``partial_sums.cuh`` adds their sums."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import SCRATCH_BYTES, Launch, ceil_div
+from ece408_op.runtime.launch import SCRATCH_BYTES, Argument, Launch, Plan, ceil_div, layer_defines
 
 _THREADS, _WEIGHTS_OF_BLOCK = 512, 32
 
@@ -17,19 +18,28 @@ def most_partials(problem: ConvProblem) -> int:
     return max(1, SCRATCH_BYTES // (ITEM_BYTES * math.prod(problem.w_shape)))
 
 
-def target(count: int) -> str:
-    """Return the buffer that the first launch fills: a single sum needs no second launch."""
-    return "w" if count == 1 else "partials"
+def plan(
+    problem: ConvProblem,
+    entry: str,
+    blocks: int,
+    threads: int,
+    numbers: tuple[Argument, ...],
+    count: int,
+    config: Mapping[str, bool | int | float],
+    shared: int = 0,
+) -> Plan:
+    """Return the plan of a weight gradient, all images in one launch.
 
-
-def scratch(problem: ConvProblem, count: int) -> dict[str, int]:
-    """Return the scratch memory for ``count`` sums per weight."""
-    return {} if count == 1 else {"partials": ITEM_BYTES * count * math.prod(problem.w_shape)}
-
-
-def launches(problem: ConvProblem, count: int) -> tuple[Launch, ...]:
-    """Return the launch that adds ``count`` sums per weight; none for a single sum."""
-    if count == 1:
-        return ()
-    grid = (ceil_div(math.prod(problem.w_shape), _WEIGHTS_OF_BLOCK), 1, 1)
-    return (Launch("sum_partials", grid, (_THREADS, 1, 1), ("partials", "w", np.int32(count))),)
+    Args:
+        entry, blocks, threads, shared: the first launch, which fills ``count`` arrays of sums. It gets x, y, the arrays
+            and the ``numbers``. A single array is w itself, and needs no second launch.
+    """
+    arguments = ("x", "y", "w" if count == 1 else "partials", *numbers)
+    steps, scratch = [Launch(entry, (blocks, 1, 1), (threads, 1, 1), arguments, shared)], {}
+    if count > 1:
+        weights = math.prod(problem.w_shape)
+        scratch["partials"] = ITEM_BYTES * count * weights
+        grid = (ceil_div(weights, _WEIGHTS_OF_BLOCK), 1, 1)
+        steps.append(Launch("sum_partials", grid, (_THREADS, 1, 1), ("partials", "w", np.int32(count))))
+    images = max(1, problem.batch)
+    return Plan(layer_defines(problem), images, lambda images: tuple(steps), scratch=scratch, config=config)

@@ -52,13 +52,6 @@ constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31
 constexpr bool WHOLE_ROWS = OW % STRIP == 0 && ROW_PARTS == 1;    // strips cover their rows exactly
 constexpr bool KEEP_ADDRESSES = ROW_PARTS == 1 && STORES <= 8;    // there are registers for the stores' addresses
 
-// A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
-template <int N>
-__device__ __forceinline__ void write_streaming(float *to, const float *from) {
-    if (N == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
-    else __stcs(to, *from);
-}
-
 // A block's strips: `count` of them from strip `first` of the image on, in the column tile that begins at `column`.
 struct BlockStrips {
     int image, first, count, column;

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
@@ -24,11 +23,11 @@ from ece408_op.runtime.launch import (
     layer_defines,
 )
 
+from ..sources import sources
 from . import _register_blocked_tiles as tiles
 from ._register_blocked_tiles import RegisterBlockedTile, best_tile
 from .waves import blocks_in_waves
 
-_FOLDER = Path(__file__).parent
 #: FLOP of a call, 0.2 ms of an H200, from which copying the weights to constant memory pays, and FLOP per byte from
 #: which the float32 lanes limit the kernel, not memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
@@ -98,7 +97,7 @@ def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
     return chip.capability == tiles.UNIFORM_CAPABILITY and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 
-_SOURCES = tuple(_FOLDER / f for f in ("../layer.cuh", "waves.cuh", "copy_async.cuh", "register_blocked.cu"))
+_SOURCES = sources("float32/waves.cuh", "float32/vectors.cuh", "float32/register_blocked.cu")
 KERNEL = CudaKernel(
     "register_blocked",
     "register-blocked direct convolution along rows: a strip of a row for several filters per thread",

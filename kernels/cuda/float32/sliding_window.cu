@@ -29,27 +29,6 @@ constexpr int CHANNEL_WEIGHTS = (K * K * FILTERS + 3) / 4 * 4;           // of F
 constexpr int PASSES = (M + FILTERS - 1) / FILTERS;                      // over the tile, FILTERS filters each
 constexpr int BLOCK_PASSES = (PASSES + Config::parts - 1) / Config::parts;
 
-template <int N>
-__device__ __forceinline__ void load(float *to, const float *from) {
-    if (N == 4) {
-        const float4 v = __ldg(reinterpret_cast<const float4 *>(from));
-        to[0] = v.x, to[N / 4] = v.y, to[N / 2] = v.z, to[3 * N / 4] = v.w;
-    } else if (N == 2) {
-        const float2 v = __ldg(reinterpret_cast<const float2 *>(from));
-        to[0] = v.x, to[N / 2] = v.y;
-    } else {
-        to[0] = __ldg(from);
-    }
-}
-
-// A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
-template <int N>
-__device__ __forceinline__ void store_streaming(float *to, const float *from) {
-    if (N == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
-    else if (N == 2) __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[N / 2]));
-    else __stcs(to, *from);
-}
-
 // Fill [pass][channel][tap][filter] with the weights of the block's passes, padded with zeros. The caller synchronises.
 __device__ __forceinline__ void load_weights(float *weights, const float *w, int first_pass) {
     for (int e = threadIdx.x; e < BLOCK_PASSES * C * CHANNEL_WEIGHTS; e += THREADS) {
@@ -87,7 +66,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
             for (int i = 0; i < WINDOW_ROWS; i++)
 #pragma unroll
                 for (int j = 0; j < WINDOW_COLUMNS; j += LOAD)
-                    load<LOAD>(&window[i][j], in + (c * index_t(H) + i) * W + j);
+                    read_constant<LOAD>(&window[i][j], in + (c * index_t(H) + i) * W + j);
         };
         if (C == 1) load_window(0);
 
@@ -103,10 +82,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
                 if (C > 1) load_window(c);
                 float weight[CHANNEL_WEIGHTS];
 #pragma unroll
-                for (int e = 0; e < CHANNEL_WEIGHTS; e += 4) {
-                    const float4 v = *reinterpret_cast<const float4 *>(channel_weights + e);
-                    weight[e] = v.x, weight[e + 1] = v.y, weight[e + 2] = v.z, weight[e + 3] = v.w;
-                }
+                for (int e = 0; e < CHANNEL_WEIGHTS; e += 4) read<4>(weight + e, channel_weights + e);
 #pragma unroll
                 for (int e = 0; e < K * K; e++)
 #pragma unroll
@@ -135,7 +111,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
                             }
 #pragma unroll
                             for (int j = 0; j < COLUMNS / STEP; j += STORE)
-                                store_streaming<STORE>(out + f * PIXELS + r / STEP * index_t(YW) + j, values + j);
+                                write_streaming<STORE>(out + f * PIXELS + r / STEP * index_t(YW) + j, values + j);
                         }
             } while (images < 0);
         }

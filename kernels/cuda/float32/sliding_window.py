@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, TANH_POOL, ConvProblem, PooledProblem
@@ -23,9 +22,9 @@ from ece408_op.runtime.launch import (
     round_up,
 )
 
+from ..sources import sources
 from .waves import blocks_in_waves
 
-_FOLDER = Path(__file__).parent
 _THREADS = 128
 #: Registers of one scheduler, of which a multiprocessor has four; of a thread, besides its window and sums; at most.
 _SCHEDULER_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 16384, 24, 248
@@ -155,7 +154,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "sliding_window",
     "sliding-window direct convolution: a thread's input window in registers, for all filters",
-    (_FOLDER / "../layer.cuh", _FOLDER / "waves.cuh", _FOLDER / "sliding_window.cu"),
+    sources("float32/waves.cuh", "float32/vectors.cuh", "float32/sliding_window.cu"),
     _plan,
     _limits,
     features=frozenset({TANH_POOL}),

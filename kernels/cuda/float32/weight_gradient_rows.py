@@ -9,18 +9,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, sum_bound
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
+from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, round_up
 
+from ..sources import sources
 from . import partial_sums
 from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
-_FOLDER = Path(__file__).parent
 #: Blocks, whole waves of 132 multiprocessors with one, two, three or four blocks each: the problem alone decides, so
 #: that the error bound holds on every chip.
 _BLOCKS = 12 * 132
@@ -139,13 +138,9 @@ def _bound(problem: ConvProblem) -> float:
 def plan_of(tile: WeightGradientTile, problem: ConvProblem, blocks: int = 0) -> Plan:
     """Return the plan for one tile and number of blocks, by default that of the error bound."""
     blocks = blocks or _blocks(problem, tile)
-    arguments = ("x", "y", partial_sums.target(blocks), np.int64(problem.batch * tile.steps(problem)))
-    grid, block = (blocks, 1, 1), (tile.threads(problem), 1, 1)
-    launch = Launch("weight_gradient_rows", grid, block, arguments, tile.shared_bytes(problem))
-    steps = (launch, *partial_sums.launches(problem, blocks))
-    scratch = partial_sums.scratch(problem, blocks)
-    images = max(1, problem.batch)
-    return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=asdict(tile))
+    numbers, shared = (np.int64(problem.batch * tile.steps(problem)),), tile.shared_bytes(problem)
+    threads, config = tile.threads(problem), asdict(tile)
+    return partial_sums.plan(problem, "weight_gradient_rows", blocks, threads, numbers, blocks, config, shared)
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -157,7 +152,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "weight_gradient_rows",
     "weight gradient along rows: all sums of the layer in a block's registers",
-    tuple(_FOLDER / f for f in ("../layer.cuh", "copy_async.cuh", "partial_sums.cuh", "weight_gradient_rows.cu")),
+    sources("float32/vectors.cuh", "float32/partial_sums.cuh", "float32/weight_gradient_rows.cu"),
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, WEIGHT_GRADIENT}),

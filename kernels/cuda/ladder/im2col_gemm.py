@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import SCRATCH_BYTES, Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
+
 _TILE = 16
 _THREADS = _TILE * _TILE
 
@@ -42,7 +41,7 @@ def _kernel(name: str, summary: str, most_images: int | None) -> CudaKernel:
         scratch = {"columns": images * _columns_bytes(problem)}
         return Plan(layer_defines(problem), images, steps, scratch=scratch, config={"tile": _TILE})
 
-    return CudaKernel(name, summary, (_FOLDER / "../layer.cuh", _FOLDER / "im2col_gemm.cu"), plan, _limits)
+    return CudaKernel(name, summary, sources("ladder/im2col_gemm.cu"), plan, _limits)
 
 
 MANY = _kernel("im2col_gemm", "im2col into global memory, then a tiled product; many images per launch", None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, one_launch
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
+
 _TILE = 16
 
 
@@ -22,18 +23,13 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    def steps(images: int) -> tuple[Launch, ...]:
-        grid = (_blocks(problem, images), 1, 1)
-        return (Launch("implicit_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
-
-    images = images_per_launch(problem.batch, _blocks(problem, 1))
-    return Plan(layer_defines(problem), images, steps, config={"tile": _TILE})
+    return one_launch(problem, "implicit_gemm", partial(_blocks, problem), _TILE * _TILE, {"tile": _TILE})
 
 
 KERNEL = CudaKernel(
     "implicit_gemm",
     "im2col_gemm without columns in global memory",
-    (_FOLDER / "../layer.cuh", _FOLDER / "implicit_gemm.cu"),
+    sources("ladder/implicit_gemm.cu"),
     _plan,
     _limits,
 )

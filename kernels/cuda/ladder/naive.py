@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import TANH_POOL, ConvProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, one_launch
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
 
 
 def _kernel(
@@ -31,9 +29,6 @@ def _kernel(
         return grid_reasons(blocks(problem))
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-        def steps(images: int) -> tuple[Launch, ...]:
-            return (Launch("naive", (blocks(problem) * images, 1, 1), (*block, 1), ("x", "w", "y", "first")),)
-
         config = {
             "block_columns": block[0],
             "block_rows": block[1],
@@ -41,13 +36,11 @@ def _kernel(
             "filters_per_block": problem.filters if all_filters_in_block else 1,
             "sum_in_global": sum_in_global,
         }
-        images = images_per_launch(problem.batch, blocks(problem))
-        return Plan(layer_defines(problem), images, steps, config=config)
+        of_images, arguments = (lambda images: blocks(problem) * images), ("x", "w", "y", "first")
+        return one_launch(problem, "naive", of_images, (*block, 1), config, arguments)
 
-    sources = (_FOLDER / "../layer.cuh", _FOLDER / "naive.cu")
-    return CudaKernel(
-        name, summary, sources, plan, limits, features=frozenset() if sum_in_global else frozenset({TANH_POOL})
-    )
+    features = frozenset() if sum_in_global else frozenset({TANH_POOL})
+    return CudaKernel(name, summary, sources("ladder/naive.cu"), plan, limits, features=features)
 
 
 NAIVE = _kernel("naive", "one thread per output, 32 x 32 threads per block, a block per image and filter")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import prod
-from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, float32_bound, reduced_precision_bound
+from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
 from ece408_op.problem import TANH_POOL, ConvProblem, PooledProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, layer_defines, one_launch
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
+
 #: Pixels of a warp: eight per lane.
 _WARP_PIXELS = 256
 #: Warps along the filters: (warps along the pixels, k per step). Both buffers fit 48 KB, and a thread holds 16 or 32
@@ -55,32 +56,19 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         shape = _BlockShape.of(problem)
-
-        def steps(images: int) -> tuple[Launch, ...]:
-            grid = (shape.blocks(problem, images), 1, 1)
-            block = (32 * shape.warps_along_filters * shape.warps_along_pixels, 1, 1)
-            return (Launch("register_tiled", grid, block, ("x", "w", "y", "first", "images")),)
-
+        threads = 32 * shape.warps_along_filters * shape.warps_along_pixels
+        whole = one_launch(problem, "register_tiled", partial(shape.blocks, problem), threads, asdict(shape))
         images_per_block = ceil_div(shape.elements(problem), prod(problem.y_shape[2:])) + 1
-        images = min(images_per_launch(problem.batch, shape.blocks(problem, 1)), ceil_div(problem.batch, streams))
+        images = max(1, min(whole.images_per_launch, ceil_div(problem.batch, streams)))
         defines = layer_defines(problem, images_per_block)
-        return Plan(defines, max(1, images), steps, streams=streams, config=asdict(shape))
+        return replace(whole, defines=defines, images_per_launch=images, streams=streams)
 
-    files = ["../layer.cuh", *(["half.cu"] if half else []), "register_tiled.cu"]
-    bound = reduced_precision_bound(_EPS16) if half else float32_bound
-    precision = "fp16" if half else "float32"
-    sources = tuple(_FOLDER / file for file in files)
+    if half:
+        files = sources("ladder/half.cu", "ladder/register_tiled.cu")
+        return CudaKernel(name, summary, files, plan, _limits, reduced_precision_bound(_EPS16), precision="fp16")
     # With half's order of pixels, the four corners of a maximum would be in several threads.
-    return CudaKernel(
-        name,
-        summary,
-        sources,
-        plan,
-        _limits,
-        bound,
-        precision=precision,
-        features=frozenset() if half else frozenset({TANH_POOL}),
-    )
+    files = sources("ladder/register_tiled.cu")
+    return CudaKernel(name, summary, files, plan, _limits, features=frozenset({TANH_POOL}))
 
 
 REGISTER_TILED = _kernel("register_tiled", "implicit_gemm with eight pixels by eight filters per thread in registers")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
@@ -12,15 +11,14 @@ from ece408_op.runtime.launch import (
     SHARED_BYTES,
     Chip,
     CopyToConstant,
-    Launch,
     Plan,
     ceil_div,
     grid_reasons,
-    images_per_launch,
-    layer_defines,
+    one_launch,
 )
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
+
 _THREADS = 256
 #: Output pixels of a tile, at most: four per thread.
 _PIXELS = 4 * _THREADS
@@ -87,21 +85,14 @@ def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> C
         tile = tile_of(problem)
         assert tile is not None, "limits() refuses a problem without a tile"
         config = {"threads": _THREADS, "tile_rows": tile.rows, "tile_columns": tile.columns}
-        setup: tuple[CopyToConstant, ...] = ()
-        arguments: tuple[str, ...] = ("x", "w", "y", "first")
+        in_image = blocks(problem, tile)
         if weights_in_constant:
-            setup, arguments = (CopyToConstant("weights", "w", weight_bytes(problem)),), ("x", "y", "first")
-        else:
-            config["filter_channels"] = filter_channels(problem)
+            whole = one_launch(problem, entry, lambda n: n * in_image, _THREADS, config, ("x", "y", "first"))
+            return replace(whole, setup=(CopyToConstant("weights", "w", weight_bytes(problem)),))
+        config["filter_channels"] = filter_channels(problem)
+        return one_launch(problem, entry, lambda n: n * in_image, _THREADS, config, ("x", "w", "y", "first"))
 
-        def steps(images: int) -> tuple[Launch, ...]:
-            return (Launch(entry, (blocks(problem, tile) * images, 1, 1), (_THREADS, 1, 1), arguments),)
-
-        images = images_per_launch(problem.batch, blocks(problem, tile))
-        return Plan(layer_defines(problem), images, steps, setup, config=config)
-
-    sources = tuple(_FOLDER / file for file in ("../layer.cuh", "tile.cuh", f"{name}.cu"))
-    return CudaKernel(name, summary, sources, plan, limits)
+    return CudaKernel(name, summary, sources("ladder/tile.cuh", f"ladder/{name}.cu"), plan, limits)
 
 
 SHARED = _kernel("shared", "the tile's input window and one filter at a time in shared memory", "shared_tile", False)

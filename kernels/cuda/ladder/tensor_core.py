@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import (
-    Chip,
-    Launch,
-    Plan,
-    ceil_div,
-    grid_reasons,
-    images_per_launch,
-    layer_defines,
-    round_up,
-)
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, one_launch, round_up
 
-_FOLDER = Path(__file__).parent
+from ..sources import sources
+
 _THREADS = 128
 #: Relative rounding of fp16, and of tf32: both keep 11 bits.
 _EPS = 2.0**-11
@@ -42,23 +34,18 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 def _kernel(name: str, precision: str, values_per_word: int) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-        def steps(images: int) -> tuple[Launch, ...]:
-            grid = (_blocks(problem, images), 1, 1)
-            return (Launch("tensor_core", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images")),)
-
         config = {
             "block_filters": _block_filters(problem),
             # A short reduction gets short steps, or most of a step would be zeros.
             "words_per_step": 8 if problem.products <= 8 * values_per_word else 16,
             "values_per_word": values_per_word,
         }
-        images = images_per_launch(problem.batch, _blocks(problem, 1))
-        return Plan(layer_defines(problem), images, steps, config=config)
+        return one_launch(problem, "tensor_core", partial(_blocks, problem), _THREADS, config)
 
     return CudaKernel(
         name,
         f"the implicit GEMM on tensor cores, its inputs rounded to {precision}",
-        (_FOLDER / "../layer.cuh", _FOLDER / "tensor_core.cu"),
+        sources("ladder/tensor_core.cu"),
         plan,
         _limits,
         reduced_precision_bound(_EPS, _EPS_SUM),

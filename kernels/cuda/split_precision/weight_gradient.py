@@ -20,7 +20,7 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
+from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, round_up
 
 from ..float32 import partial_sums
 from ._wide_tiles import PROMOTED_PRODUCTS, fp16x3_bound
@@ -147,12 +147,8 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     count = problem.batch * ceil_div(problem.output_height, tile.step_rows)
     most = partial_sums.most_partials(problem) // tile.slices
     blocks = max(1, min(count, _MULTIPROCESSORS * tile.blocks, most))
-    arguments = ("x", "y", partial_sums.target(blocks * tile.slices), np.int64(count))
-    launch = Launch("weight_gradient", (blocks, 1, 1), (tile.threads, 1, 1), arguments, tile.shared_bytes)
-    steps = (launch, *partial_sums.launches(problem, blocks * tile.slices))
-    scratch = partial_sums.scratch(problem, blocks * tile.slices)
-    images = max(1, problem.batch)
-    return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=tile.config)
+    sums, numbers, shared = blocks * tile.slices, (np.int64(count),), tile.shared_bytes
+    return partial_sums.plan(problem, "weight_gradient", blocks, tile.threads, numbers, sums, tile.config, shared)
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:
