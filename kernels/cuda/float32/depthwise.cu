@@ -9,6 +9,8 @@
 // divisions have no remainder. The gradient to w uses the loads of the forward pass: instead of sums for ROWS outputs a
 // thread has sums for all taps, over its share of the images; a block adds those of its threads.
 //
+// Example, maps of 112 x 112, 3 x 3 filters, padding 1: a thread loads 10 rows of 3 columns for 8 outputs of a column.
+//
 // Arithmetic intensity: 2 K L FLOP per output, 8 bytes: memory limits it. (ROWS - 1) STRIDE_H + K rows and L columns are
 // loaded per ROWS outputs, mostly from the L1 cache.
 // Source: P. Micikevicius, 3D finite difference computation on GPUs using CUDA, 2009 (a thread per column, along rows).

@@ -16,6 +16,10 @@
 //     global memory --cp.async--> input rows of CHANNELS channels in shared memory [stages] --> registers: main loop
 //     --> epilogue: shared memory, so that a warp stores neighbouring floats --> y (non-temporal stores)
 //
+// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: a strip is a whole row of 26 outputs, a thread has 26 x 4 sums,
+// and a block of 4 warps, one per group of 4 filters, computes 32 rows. All channels lie in shared memory, 44 rows
+// each.
+//
 // The grid is persistent, in waves (waves.cuh): a block goes on to its next strips, whose input it loads during the
 // epilogue (1 stage) or during the multiply-adds (2 stages).
 //

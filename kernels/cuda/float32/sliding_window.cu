@@ -9,6 +9,9 @@
 // filters. There is no tile of x in shared memory and no barrier in the loop: a warp computes and stores by itself. The
 // last tile of a row or column is moved back to end at the edge; the outputs that two tiles share are computed twice.
 //
+// Example, 28 x 28 inputs and 50 filters of 5 x 5: a thread keeps a window of 12 x 8 inputs and computes 8 x 4 outputs,
+// filter after filter; 5 blocks share the filters of a tile, 10 each.
+//
 // With POOL, ROWS and COLUMNS are even, and a thread takes the maxima of its own sums; an odd last row or column, which
 // no maximum takes, is not computed.
 //

@@ -6,6 +6,8 @@
 //     w  --> weights[M][C][K][K]                        copied before the launch, 64 KB at most
 //     x  --> window[C][window rows][window columns]     once per block
 //
+// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: the tile of `shared`; the filters take 9,600 bytes.
+//
 // Arithmetic intensity: as `shared` from global memory. Each multiply-add reads one word of shared memory and one of
 // the constant cache. While the filters fit that cache (a few KB), shared memory's bandwidth is the limit; beyond it,
 // the cache's misses are, and the kernel is slower than `shared`.

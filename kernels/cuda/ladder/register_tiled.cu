@@ -9,6 +9,9 @@
 //               global memory --> registers --> shared memory [2 buffers][k_per_step][block pixels] --> registers
 //                step s + 1        step s + 1                     step s                              multiply-add
 //
+// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: 2 x 2 warps, so a block computes 16 filters x 512 pixels in 38
+// steps of 4 of the 150 products; a thread has 8 x 8 sums.
+//
 // Double buffering: a step loads the next one's values into registers before its multiply-adds and stores them to the
 // other buffer after them, so arithmetic hides the latency of global memory (prefetch distance: one step).
 //

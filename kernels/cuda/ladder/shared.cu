@@ -5,6 +5,9 @@
 //     x  --> window[C][window rows][window columns]     once per block
 //     w  --> filter[filter_channels][K][K]              once per filter, filter_channels channels at a time
 //
+// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: one tile of 26 x 26 outputs per image, whose window takes 21,600
+// bytes and a filter 600; each of 256 threads has up to 3 outputs.
+//
 // Arithmetic intensity: 2 C K K FLOP per output. Global memory: the window once per tile, so about 2 M K K FLOP per 4
 // bytes less the halo. Each multiply-add reads two words of shared memory, whose bandwidth limits the kernel.
 // Source: the tiled convolution of Kirk and Hwu, Programming Massively Parallel Processors, chapter 7.
