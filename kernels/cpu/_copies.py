@@ -12,7 +12,7 @@ import numpy as np
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import Function, Module
 
-from ._ir import copy_rows
+from ._ir import copy_rows, windows_inside
 
 
 class Copies:
@@ -51,8 +51,7 @@ class Copies:
                 to = copies[c * self.channel + row * layer.output_width]
                 for q in range(layer.kernel_width):
                     start = q * dw - left
-                    first = max(0, -(start // sw))
-                    count = min(layer.output_width - 1, (layer.width - 1 - start) // sw) - first + 1
+                    first, count = windows_inside(layer.width, layer.output_width, sw, start)
                     read, write = source[first * sw + start], to[q * self.copy + first]
                     if count > 0 and sw == 1:
                         copy_rows(self.lanes, count, (read, 0), (write, 0), 1)

@@ -39,12 +39,17 @@ def tile_sizes(registers: int, spare: int) -> list[Pair]:
     return [(f, v) for f in numbers for v in numbers if f * v + v + spare <= registers]
 
 
+def total_cycles(first: Pieces, second: Pieces, cycles: Callable[[int, int], float]) -> float:
+    """Return the cycles of all tiles, each a piece of one size times a piece of another."""
+    return sum(m * n * cycles(a, b) for a, m in first for b, n in second)
+
+
 def fastest_tiling(
     first: int, second: int, sizes: list[Pair], cycles: Callable[[int, int], float]
 ) -> tuple[Pieces, Pieces]:
     """Return the pieces of two sizes, of the largest pieces ``sizes``, whose tiles take the fewest cycles together."""
     cuts = [(share_out(first, a), share_out(second, b)) for a, b in sizes]
-    return min(cuts, key=lambda cut: sum(m * n * cycles(a, b) for a, m in cut[0] for b, n in cut[1]))
+    return min(cuts, key=lambda cut: total_cycles(cut[0], cut[1], cycles))
 
 
 class DirectPlan:
@@ -98,14 +103,6 @@ def _last_two_together(tiles: Pieces) -> Pieces:
     return (*before, *([(last, many - 1)] if many > 1 else []), (last + 1, 1))
 
 
-def _cycles(taps: int, blocks: Pieces, tiles: Pieces) -> float:
-    total = 0.0
-    for filters, many in blocks:
-        for vectors, times in tiles:
-            total += many * times * (taps * step_cycles(filters, vectors) + filters * vectors + 12)
-    return total
-
-
 def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
     """Return (channels per pass, rows per band, bands): the cheapest whose shifted rows fit ``limit`` bytes.
 
@@ -141,12 +138,12 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> 
     vectors = -(-pixels // lanes)
     # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
     together = pixels % lanes != 0 and sum(count for _, count in passes) > 1
-    cuts = [
-        (share_out(layer.filters, f), _last_two_together(tiles) if together else tiles)
-        for p in range(1, registers)
-        for tiles in [share_out(vectors, p)]
-        for f in range(1, registers)
-        if f * p + p + SPARE <= registers
-    ]
-    blocks, tiles = min(cuts, key=lambda cut: _cycles(layer.products, *cut))
+    merged = _last_two_together if together else tuple
+    sizes = sorted((v, f) for f, v in tile_sizes(registers, SPARE))
+    cuts = [(share_out(layer.filters, f), merged(share_out(vectors, v))) for v, f in sizes]
+
+    def cycles(filters: int, vectors: int) -> float:
+        return layer.products * step_cycles(filters, vectors) + filters * vectors + 12
+
+    blocks, tiles = min(cuts, key=lambda cut: total_cycles(cut[0], cut[1], cycles))
     return DirectPlan(layer, lanes, blocks, tiles, passes, rows, bands)

@@ -34,6 +34,12 @@ def share_out(total: int, largest: int) -> Pieces:
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
 
 
+def windows_inside(size: int, windows: int, stride: int, start: int) -> tuple[int, int]:
+    """Return (first, count) of the windows i for which i * stride + start is in range(size)."""
+    first, last = max(0, -(start // stride)), min(windows - 1, (size - 1 - start) // stride)
+    return first, max(0, last - first + 1)
+
+
 def packed(blocks: Pieces, w: np.ndarray) -> np.ndarray:
     """Return filters, shape (..., filters, products), as (...) x [block][product][filter of the block]."""
     parts, first = [], 0

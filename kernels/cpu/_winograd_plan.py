@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 
-from ece408_op.core.kernel import EPS32
+from ece408_op.core.kernel import sum_bound
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
-from ._direct_plan import LATENCY, PER_CYCLE, tile_sizes
-from ._ir import LINE_FLOATS, Pieces, packed, share_out, whole_lines
+from ._direct_plan import LATENCY, PER_CYCLE, fastest_tiling, tile_sizes, total_cycles
+from ._ir import LINE_FLOATS, Pieces, packed, whole_lines
 
 #: Rows per channel of the image that stay transposed: as many as forms reach over.
 RAW_ROWS = 4
@@ -221,7 +221,7 @@ class WinogradPlan:
         are stored in L2; the transposition of outputs.
         """
         channels, filters = self.layer.channels, self.layer.filters
-        products = self.product_count * channels * _tile_cycles(self.blocks, self.tiles) / self.columns
+        products = self.product_count * channels * total_cycles(self.blocks, self.tiles, _tile_cycles) / self.columns
         steps = 4.3 * len(self.steps) * filters
         inputs = 4 * len(self.cut.forms) ** 2 * channels * self.wide / self.columns
         return self.rows * self.columns * (products + steps + inputs + 17 * filters)
@@ -244,14 +244,9 @@ def _cuts(kernel: int) -> set[tuple[int, ...]]:
     return {(2,) * (kernel // 2) + (1,) * (kernel % 2), in_threes}
 
 
-def _tile_cycles(blocks: Pieces, tiles: Pieces) -> float:
-    """Return the cycles for one product of a row of pairs, of all filters."""
-    total = 0.0
-    for filters, many in blocks:
-        for pairs, times in tiles:
-            tap = max(filters * pairs / PER_CYCLE, (filters + pairs) / PER_CYCLE, LATENCY)
-            total += many * times * (tap + (filters + pairs) / 16)
-    return total
+def _tile_cycles(filters: int, pairs: int) -> float:
+    """Return the cycles for one product of a tile."""
+    return max(filters * pairs / PER_CYCLE, (filters + pairs) / PER_CYCLE, LATENCY) + (filters + pairs) / 16
 
 
 @cache
@@ -259,8 +254,7 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
     """Return the fastest predicted tiling for vectors of ``lanes`` images and that many registers."""
     columns = -(-layer.output_width // 2)
     # A register for each sum and for each vector of inputs, and one for a weight.
-    shapes = [(share_out(layer.filters, f), share_out(columns, p)) for f, p in tile_sizes(registers, 1)]
-    blocks, tiles = min(shapes, key=lambda shape: _tile_cycles(*shape))
+    blocks, tiles = fastest_tiling(layer.filters, columns, tile_sizes(registers, 1), _tile_cycles)
     plans = [WinogradPlan(layer, lanes, make_cut(groups), blocks, tiles) for groups in sorted(_cuts(layer.kernel))]
     return min(plans, key=lambda plan: plan.cycles)
 
@@ -293,8 +287,7 @@ def bound(problem: ConvProblem) -> float:
     of its input, one of its weight, three where classes are added (N. Higham, Accuracy and Stability of Numerical
     Algorithms, section 3.1).
     """
-    n = problem.products + 6
-    return n * EPS32 / (1 - n * EPS32)
+    return sum_bound(problem.products + 6)
 
 
 def packed_weights(plan: WinogradPlan, w: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from ece408_op.runtime.thread_pool import share
 
 from . import direct
 from ._few_images import sharing
+from ._ir import windows_inside
 
 #: Bytes of columns that a thread computes at a time, unless one image has more.
 COLUMNS_BYTES = 256 << 10
@@ -37,12 +38,6 @@ MOST_ELEMENTS = 256
 #: Nanoseconds per element of columns to store and add it, and multiply-adds per nanosecond of the product. Those of
 #: ``direct`` with up to FEW_CHANNELS channels, where it loads more than it multiplies, and with more.
 STORED, PRODUCT_RATE, FEW_CHANNELS, DIRECT_RATES = 0.15, 48, 3, (25, 53)
-
-
-def _inside(size: int, windows: int, stride: int, start: int) -> tuple[int, int]:
-    """Return (first, count) of the windows i for which i * stride + start is in range(size)."""
-    first, last = max(0, -(start // stride)), min(windows - 1, (size - 1 - start) // stride)
-    return first, max(0, last - first + 1)
 
 
 def _pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
@@ -69,8 +64,8 @@ def _add(layer: ConvProblem, target: Cpu) -> Any:
                 image[pixel].store(f.scalar(0.0))
             for number in range(elements):
                 p, q = divmod(number, layer.kernel_width)
-                first, count = _inside(height, rows, sh, p * dh - top)
-                first_column, column_count = _inside(width, columns, sw, q * dw - left)
+                first, count = windows_inside(height, rows, sh, p * dh - top)
+                first_column, column_count = windows_inside(width, columns, sw, q * dw - left)
                 if not count or not column_count:
                     continue
                 read = source[c * (elements * plane) + (number * plane + first * columns + first_column)]
