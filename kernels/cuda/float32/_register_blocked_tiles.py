@@ -18,8 +18,6 @@ from ece408_op.runtime.launch import CONSTANT_BYTES, REGISTERS, Chip, ceil_div, 
 
 #: The chip whose compiler moves weights from constant memory to uniform registers.
 UNIFORM_CAPABILITY = (9, 0)
-#: The lowest capability that copies into shared memory asynchronously.
-_ASYNCHRONOUS = (8, 0)
 #: Bytes of constant memory that are left free, and that the nearest constant cache holds, less some.
 RESERVED_BYTES, CACHED_BYTES = 512, 8192
 #: Pixels per strip from which weights are needed so seldom that the constant cache's misses don't matter, and the least
@@ -52,7 +50,6 @@ class RegisterBlockedTile:
     passes: int  # groups per warp, one after another
     strips: int  # of a block
     channels: int  # in shared memory at a time
-    stages: int  # of the pipeline: chunks of channels in shared memory
     blocks: int  # per multiprocessor
     rows: int  # input rows in shared memory
     row_pitch: int  # floats from one of them to the next
@@ -92,7 +89,7 @@ class RegisterBlockedTile:
         groups = 0 if self.uniform else self.passes * self.filter_groups
         weights = groups * self.channels * k * round_up(k * self.filters, 4)
         sums = self.threads * self.strip_pixels
-        return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
+        return ITEM_BYTES * (x + (chunks if self.keep_weights else 1) * weights + sums)
 
 
 class _ThreadTile(NamedTuple):
@@ -152,10 +149,9 @@ def _block_tiles(
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     groups_tried = sorted({min(all_groups, g) for g in _GROUPS})
     keeps = (True,) if uniform else (True, False)
-    stages_tried = (1, 2) if chip.capability >= _ASYNCHRONOUS else (1,)
     for warps in _WARPS:
         rows = _rows(problem, ceil_div(columns, thread.pixels), 32 * warps)
-        for chunk, groups, stages, keep in product(chunks, groups_tried, stages_tried, keeps):
+        for chunk, groups, keep in product(chunks, groups_tried, keeps):
             if warps * groups > min(_MOST_BLOCK_WARPS, resident_warps):
                 continue
             for passes in {1, ceil_div(all_groups, groups)} if chunk == channels and keep else {1}:
@@ -167,7 +163,6 @@ def _block_tiles(
                     passes=passes,
                     strips=32 * warps,
                     channels=chunk,
-                    stages=stages,
                     blocks=resident_warps // (warps * groups),
                     rows=rows,
                     row_pitch=thread.row_pitch,
@@ -267,7 +262,7 @@ def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_grou
     item *= 1 + (0.34 * (round_up(warps, 4) / warps - 1) if warps > 4 else 0.05 * (warps == 3))
     # A block's warps wait for the last one, and for their input; only the other blocks work meanwhile.
     item += 80 * chunks * warps
-    item += 270 * chunks * (0.31 if tile.stages == 2 else 1.0) * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
+    item += 270 * chunks * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
     useful = tile.passes * channels * k * k * tile.strip_pixels * tile.filters
     # Groups that a warp computes one after another have their weights elsewhere in constant memory each time.
     if tile.uniform and tile.passes > 1 and channels > 1:

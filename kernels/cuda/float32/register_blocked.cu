@@ -13,7 +13,7 @@
 //     group 1        warp 2      warp 3        weight is the same for the whole warp. With PASSES > 1 a warp computes
 //                                              that many groups one after another.
 //
-//     global memory --cp.async--> input rows of CHANNELS channels in shared memory [stages] --> registers: main loop
+//     global memory --cp.async--> input rows of CHANNELS channels in shared memory --> registers: main loop
 //     --> epilogue: shared memory, so that a warp stores neighbouring floats --> y (non-temporal stores)
 //
 // Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: a strip is a whole row of 26 outputs, a thread has 26 x 4 sums,
@@ -21,7 +21,7 @@
 // each.
 //
 // The grid is persistent, in waves (waves.cuh): a block goes on to its next strips, whose input it loads during the
-// epilogue (1 stage) or during the multiply-adds (2 stages).
+// epilogue. Meanwhile other blocks of the multiprocessor multiply.
 //
 // UNIFORM (register_blocked_uniform): all weights lie in constant memory and reach the multiply-adds through uniform
 // registers. A multiply-add then reads two vector registers at most.
@@ -36,7 +36,7 @@
 // Restrictions: a tile fits shared memory; UNIFORM: the weights fit constant memory.
 
 constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, FILTER_GROUPS = Config::filter_groups;
-constexpr int PASSES = Config::passes, STRIPS = Config::strips, CHANNELS = Config::channels, STAGES = Config::stages;
+constexpr int PASSES = Config::passes, STRIPS = Config::strips, CHANNELS = Config::channels;
 constexpr int COLUMNS = Config::columns, ROW_PITCH = Config::row_pitch;
 constexpr int WARPS_PER_GROUP = STRIPS / 32, THREADS = 32 * WARPS_PER_GROUP * FILTER_GROUPS;
 constexpr int STRIPS_IN_ROW = (COLUMNS + STRIP - 1) / STRIP;  // of a part of a row
@@ -49,8 +49,8 @@ constexpr int INPUTS = STRIP + K - 1;                         // of a strip and 
 constexpr int INPUT_FLOATS = (INPUTS + Config::input_vector - 1) / Config::input_vector * Config::input_vector;
 constexpr int WEIGHT_FLOATS = (K * FILTERS + 3) / 4 * 4;      // of a filter row for FILTERS filters, padded
 constexpr int CHANNEL_PITCH = Config::rows * ROW_PITCH;       // floats of one channel in shared memory
-constexpr int STAGE_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3) / 4 * 4;
-constexpr int STAGE_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * K * WEIGHT_FLOATS;
+constexpr int CHUNK_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3) / 4 * 4;
+constexpr int CHUNK_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * K * WEIGHT_FLOATS;
 constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
 constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
 constexpr bool WHOLE_ROWS = OW % STRIP == 0 && ROW_PARTS == 1;    // strips cover their rows exactly
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_rows(float *to, const float *x, const Block
 
 // Load: fill [group][channel][p][q][filter] with the chunk's weights, padded with zeros.
 __device__ __forceinline__ void load_weights(float *to, const float *w, int first_filter, int first_channel) {
-    for (int e = threadIdx.x; e < STAGE_WEIGHTS; e += THREADS) {
+    for (int e = threadIdx.x; e < CHUNK_WEIGHTS; e += THREADS) {
         const int in_row = e % WEIGHT_FLOATS, p = e / WEIGHT_FLOATS % K, c = e / (WEIGHT_FLOATS * K) % CHANNELS;
         const int group = e / (WEIGHT_FLOATS * K * CHANNELS);
         const int q = in_row / FILTERS, m = first_filter + group * FILTERS + in_row % FILTERS;
@@ -131,10 +131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
 register_blocked(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
                  int images) {
     extern __shared__ __align__(16) float shared[];
-    float *const x_rows = shared;                           // [STAGES][STAGE_INPUTS]
-    float *const weights = shared + STAGES * STAGE_INPUTS;  // [CHUNKS or STAGES][STAGE_WEIGHTS]
-    float *const all_staged =                               // [warp][OUTPUT_FLOATS]
-        weights + (Config::keep_weights ? CHUNKS : STAGES) * STAGE_WEIGHTS;
+    float *const x_rows = shared;                  // [CHUNK_INPUTS]
+    float *const weights = shared + CHUNK_INPUTS;  // [CHUNKS or 1][CHUNK_WEIGHTS]
+    float *const all_staged = weights + (Config::keep_weights ? CHUNKS : 1) * CHUNK_WEIGHTS;  // [warp][OUTPUT_FLOATS]
 
     const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS * ROW_PARTS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -152,13 +151,13 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
 
     if (UNIFORM) {
     } else if (Config::keep_weights)
-        for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * STAGE_WEIGHTS, w, block_filter, k * CHANNELS);
+        for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * CHUNK_WEIGHTS, w, block_filter, k * CHANNELS);
     else
         load_weights(weights, w, block_filter, 0);
     load_rows(x_rows, image_of(x, first, IMAGE), strips_of(item, images), 0);
     commit_copies();
 
-    for (int stage = 0; item < mine.end; item += mine.stride) {
+    for (; item < mine.end; item += mine.stride) {
         // A lane beyond the block's last strip computes that one once more and stores nothing.
         const auto position_of = [&](const BlockStrips &s) {
             const int strip = min(s.first + warp_strip + lane, s.first + s.count - 1), row = strip / STRIPS_IN_ROW;
@@ -182,12 +181,12 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
 
         // Main loop: add the products of one chunk of channels, whose inputs and weights are complete.
         const auto add_chunk = [&](int chunk, int group) {
-            const float *inputs = x_rows + stage * STAGE_INPUTS + input_offset;
+            const float *inputs = x_rows + input_offset;
 #if UNIFORM
             const int group_in_grid = blockIdx.x % FILTER_BLOCKS * (FILTER_GROUPS * PASSES) + group;
             const float *row_weights = uniform_weights + (group_in_grid * C + chunk * CHANNELS) * (K * WEIGHT_FLOATS);
 #else
-            const float *row_weights = weights + (Config::keep_weights ? chunk : stage) * STAGE_WEIGHTS +
+            const float *row_weights = weights + (Config::keep_weights ? chunk : 0) * CHUNK_WEIGHTS +
                                        group * (CHANNELS * K * WEIGHT_FLOATS);
 #endif
             const int channels = CHUNKS == 1 ? C : min(CHANNELS, C - chunk * CHANNELS);
@@ -303,20 +302,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
             const bool last = chunk + 1 == CHUNKS;
             const int next_chunk = last ? 0 : chunk + 1;
             const unsigned next_item = last ? item + mine.stride : item;
-            const bool exists = next_item < mine.end;
-            const auto load_next = [&](int into) {
-                const BlockStrips next = strips_of(next_item, images);
-                load_rows(x_rows + into * STAGE_INPUTS, image_of(x, first, IMAGE), next, next_chunk * CHANNELS);
-                if (!UNIFORM && !Config::keep_weights)
-                    load_weights(weights + into * STAGE_WEIGHTS, w, block_filter, next_chunk * CHANNELS);
-            };
-            if (STAGES == 2) {
-                if (exists) load_next(stage ^ 1);
-                commit_copies();
-                wait_for_copies<1>();
-            } else {
-                wait_for_copies<0>();
-            }
+            wait_for_copies<0>();
             __syncthreads();  // the chunk's inputs and weights are complete
             if (PASSES == 1) {
                 add_chunk(chunk, group_of_warp);
@@ -329,11 +315,12 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                 }
             }
             __syncthreads();  // no warp reads them any more
-            if (STAGES == 1 && exists) {
-                load_next(0);
+            if (next_item < mine.end) {
+                const BlockStrips next = strips_of(next_item, images);
+                load_rows(x_rows, image_of(x, first, IMAGE), next, next_chunk * CHANNELS);
+                if (!UNIFORM && !Config::keep_weights) load_weights(weights, w, block_filter, next_chunk * CHANNELS);
                 commit_copies();
             }
-            if (STAGES == 2) stage ^= 1;
         }
         if (PASSES == 1) store(group_of_warp);
     }
