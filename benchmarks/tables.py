@@ -321,13 +321,14 @@ def tutorial() -> str:
 
 
 def operators() -> str:
-    """The operators of gpu_network, those with the same attributes together."""
+    """The operators of gpu_network, those with the same attributes of more than one value together."""
     sys.path.insert(0, str(ROOT))
     from ece408_op.network._operators import OPERATORS
 
     found: dict[str, list[str]] = {}
     for op, kind in OPERATORS.items():
-        found.setdefault(", ".join(code(one.name) for one in fields(kind) if one.metadata), []).append(code(op))
+        attributes = (one for one in fields(kind) if one.metadata and one.metadata["expected"] != one.default)
+        found.setdefault(", ".join(code(one.name) for one in attributes), []).append(code(op))
     lines = (f"- {', '.join(ops)}{': ' if attributes else ''}{attributes}" for attributes, ops in found.items())
     return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
 

@@ -83,7 +83,7 @@ def number(*default: float) -> Any:
     return _attribute("a number", float, *default)
 
 
-def integer(*default: int) -> Any:
+def integer(*default: int | None) -> Any:
     """Return the field of a whole number."""
     return _attribute("a whole number", int, *default)
 

@@ -6,15 +6,16 @@ A value has the number of the node that computes it, or of its variable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ece408_op.errors import GraphError
-from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
+from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
 from ece408_op.plugin.attributes import integers
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
+from ._moving import Part
 from ._operators import OPERATORS
 
 _WHERE = "network"
@@ -106,11 +107,17 @@ def parse(text: str) -> Network:
             node.operator.input_names(len(node.inputs))
         except Unsupported as error:
             problems.append(f"{described(node)}: {error}")
-    readers = [(node.name, node.inputs) for node in graph.nodes]
+    readers, others = [(node.name, node.inputs) for node in graph.nodes], dict[Entry, Entry]()
     for reader, entries in [*readers, ("the network", graph.heads)]:
-        for entry in entries:
-            if entry.output and graph.nodes[entry.node].type in OPERATORS:
-                made = described(graph.nodes[entry.node])
+        for place, entry in enumerate(entries):
+            node = graph.nodes[entry.node]
+            if entry.output and isinstance(node.operator, Part):
+                if entry not in others:
+                    others[entry] = Entry(len(graph.nodes))
+                    graph.nodes.append(replace(node, operator=replace(node.operator, index=entry.output)))
+                entries[place] = others[entry]
+            elif entry.output and node.type in OPERATORS:
+                made = described(node)
                 problems.append(f"{made}: {reader} uses its output {entry.output}, only output 0 is supported")
     if problems:
         raise GraphError(
@@ -121,7 +128,7 @@ def parse(text: str) -> Network:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphError(f"{_WHERE}: expected variables of different names, got several called {', '.join(twice)}")
-    return of_graph(graph)
+    return of_graph(graph.ordered())
 
 
 def of_graph(graph: Graph) -> Network:

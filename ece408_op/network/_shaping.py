@@ -1,4 +1,4 @@
-"""Operators that move, join or reduce values: Flatten, Reshape, transpose, Concat, Dropout, mean, softmax."""
+"""Operators that move, join or reduce values: Flatten, Reshape, transpose, Concat, Dropout, sums, softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, axis_of, choice, flag, integer, number, sizes
 
 
-class _View(Operator):
+class View(Operator):
     """The same values, in the same memory."""
 
     view = True
@@ -24,7 +24,7 @@ class _View(Operator):
         return [gradient.reshape(given.inputs[0].shape)]
 
 
-class Identity(_View):
+class Identity(View):
     """The same array; BlockGrad has the gradient zero."""
 
     names = ("_copy", "BlockGrad")
@@ -37,7 +37,7 @@ class Identity(_View):
         return [None] if self.is_loss else [gradient]
 
 
-class Flatten(_View):
+class Flatten(View):
     """All axes but the first as one."""
 
     names = ("Flatten",)
@@ -47,7 +47,7 @@ class Flatten(_View):
 
 
 @dataclass(frozen=True)
-class Dropout(_View):
+class Dropout(View):
     """Dropout: in training, zero with probability p, and else x / (1 - p); nothing at inference.
 
     With ``axes``, one number decides along all of them (Srivastava et al., 2014).
@@ -86,7 +86,7 @@ def random_bits(xp: Any, count: int, seed: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Reshape(_View):
+class Reshape(View):
     """Another shape, by MXNet's codes, which ``reverse`` reads from the back."""
 
     names = ("Reshape",)
@@ -142,10 +142,12 @@ def _reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
 
 @dataclass(frozen=True)
 class Transpose(Operator):
-    """The axes in another order, by default the opposite one."""
+    """The axes in another order, by default the opposite one, or two of them exchanged."""
 
-    names = ("transpose",)
+    names = ("transpose", "SwapAxis")
     axes: tuple[int, ...] = sizes()
+    dim1: int = integer(0)
+    dim2: int = integer(0)
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         return tuple(shapes[0][axis] for axis in self._order(len(shapes[0])))
@@ -157,6 +159,9 @@ class Transpose(Operator):
         return [arrays.xp.ascontiguousarray(gradient.transpose(np.argsort(self._order(gradient.ndim)).tolist()))]
 
     def _order(self, dimensions: int) -> tuple[int, ...]:
+        if self.op == "SwapAxis":
+            one, other = axis_of(self.dim1, dimensions), axis_of(self.dim2, dimensions)
+            return tuple({one: other, other: one}.get(axis, axis) for axis in range(dimensions))
         axes = tuple(axis_of(axis, dimensions) for axis in self.axes) or tuple(reversed(range(dimensions)))
         if sorted(axes) != list(range(dimensions)):
             raise Unsupported(f"axes: expected each of {dimensions} dimensions once, got {self.axes}")
@@ -193,10 +198,10 @@ class Concat(Operator):
 
 
 @dataclass(frozen=True)
-class Mean(Operator):
-    """The mean over some axes, over all if none are named, or over the axes that are not named."""
+class Reduction(Operator):
+    """The mean, sum, maximum or minimum over some axes, all if none are named, or the axes that are not named."""
 
-    names = ("mean",)
+    names = ("mean", "sum", "max", "min")
     axis: tuple[int, ...] = sizes()
     exclude: bool = flag(False)
     keepdims: bool = flag(False)
@@ -215,12 +220,14 @@ class Mean(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x = inputs[0]
-        out[...] = arrays.xp.mean(x, axis=self._axes(x.ndim), dtype=np.float32).reshape(out.shape)
+        out[...] = getattr(arrays.xp, self.op)(x, axis=self._axes(x.ndim)).reshape(out.shape)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x, axes = given.inputs[0], self._axes(given.inputs[0].ndim)
         lengths = [1 if axis in axes else length for axis, length in enumerate(x.shape)]
-        shares = gradient.reshape(lengths) * np.float32(gradient.size / x.size)
+        if self.op in ("max", "min"):  # as in MXNet, to all elements that are equal to it
+            return [gradient.reshape(lengths) * (x == given.out.reshape(lengths))]
+        shares = gradient.reshape(lengths) * np.float32(gradient.size / x.size if self.op == "mean" else 1)
         return [arrays.xp.ascontiguousarray(arrays.xp.broadcast_to(shares, x.shape))]
 
     def mixes_images(self, dimensions: int) -> bool:

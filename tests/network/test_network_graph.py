@@ -110,9 +110,37 @@ def test_everything_unsupported_is_named():
 
 
 def test_an_unsupported_operator_of_several_outputs_is_named_once():
-    parts = S.SliceChannel(data, num_outputs=3, name="parts")
-    with pytest.raises(GraphError, match=r"got 1 that it does not: 'parts' \(SliceChannel\): unsupported operator\. "):
-        ece408_op.gpu_network(parts[0] + parts[2], {})
+    parts = S.topk(data, k=3, ret_typ="both", name="parts")
+    with pytest.raises(GraphError, match=r"got 1 that it does not: 'parts' \(topk\): unsupported operator\. "):
+        ece408_op.gpu_network(parts[0] + parts[1], {})
+
+
+def test_each_part_of_a_split_is_a_value():
+    parts = S.split(S.tanh(data), num_outputs=3, name="parts")
+    args, _ = values(parts, {"data": (2, 6, 4)})
+    for symbol in (parts, parts[1], S.Group([parts[2], parts[0], parts[2] * 2])):
+        got, expected = ours(symbol, args, {}), mxnets(symbol, args, {})
+        assert len(got) == len(expected)
+        for ours_, theirs in zip(got, expected):
+            np.testing.assert_allclose(ours_, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "message"),
+    [
+        (
+            S.split(data, num_outputs=2, name="x")[1],
+            r"\(SliceChannel\): axis: expected a length with such a part, got 3",
+        ),
+        (S.slice_axis(data, axis=1, begin=3, end=5, name="x"), r"\(slice_axis\): axis: expected a length with such a"),
+        (S.squeeze(data, axis=1, name="x"), r"\(squeeze\): axis: expected axes of length 1 of \(2, 3\), got \(1,\)"),
+        (S.UpSampling(data, scale=2, sample_type="nearest", name="x"), r"\(UpSampling\): data: expected 4 dimensions"),
+    ],
+)
+def test_parts_and_lengths_that_do_not_fit(symbol, message):
+    node, *_ = ece408_op.gpu_network(symbol, {})
+    with pytest.raises(mx.MXNetError, match=f"'x' {message}"):
+        node.infer_shape(data=(2, 3))
 
 
 def test_attributes_and_inputs_are_checked():
@@ -319,6 +347,12 @@ def test_no_two_living_values_share_memory(seed):
         (S.mean(data, axis=1), (4, 3), True),
         (S.mean(data, axis=0), (4, 3), False),
         (S.mean(data, axis=0, keepdims=True), (1, 3), False),
+        (S.sum(data, axis=0, keepdims=True), (1, 3), False),
+        (S.squeeze(data, axis=1), (4, 1, 3), True),
+        (S.squeeze(data), (4, 1, 3), False),
+        (S.swapaxes(data, 0, 1), (4, 4, 3), False),
+        (S.slice_axis(data, axis=0, begin=0, end=4), (4, 3), False),
+        (S.split(data, num_outputs=3)[1], (4, 3), True),
         (S.softmax(data, axis=0), (4, 3), False),
         (S.softmax(data), (4, 3), True),
         (S.concat(data, data, dim=0), (4, 3), False),

@@ -278,7 +278,31 @@ def test_reshape(sizes, codes, reverse):
     check_outputs(S.reshape(S.tanh(data), shape=codes, reverse=reverse) * 2, {"data": sizes}, "numpy")
 
 
-@covers("transpose", "Concat", "mean")
+def moved(sizes, random):
+    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling."""
+    axis = random.randrange(len(sizes))
+    below, between = axis - len(sizes), random.randint(-len(sizes) - 1, len(sizes))
+    begin = random.randrange(sizes[axis])
+    end = random.choice([None, random.randint(begin + 1, sizes[axis]), begin - sizes[axis] + 1 or None])
+    longer = S.expand_dims(data * 2, axis=between)
+    thrice = S.split(S.concat(data, data * 2, S.square(data), dim=axis), num_outputs=3, axis=below)
+    found = [longer, S.squeeze(longer, axis=between), S.swapaxes(data, axis, random.randrange(len(sizes)))]
+    found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
+    found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
+    found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")] if len(sizes) == 4 else []
+    return found
+
+
+@covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling")
+@pytest.mark.parametrize("way", WITHOUT_CUDNN)
+@given(sizes=shape, random=st.randoms(use_true_random=False))
+@examples(40)
+def test_moving(way, sizes, random):
+    for symbol in moved(sizes, random):
+        check_outputs(symbol, {"data": sizes}, way)
+
+
+@covers("transpose", "Concat", "mean", "sum", "max", "min")
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @given(sizes=shape, random=st.randoms(use_true_random=False))
 @examples(25)
@@ -291,8 +315,9 @@ def test_moving_and_joining(way, sizes, random):
     check_outputs(S.concat(data, data * 2, S.negative(data), dim=axis), shapes, way)
     some = tuple(axes[: random.randint(1, len(sizes))])
     exclude, keep = random.random() < 0.3 and len(some) < len(sizes), random.random() < 0.5
-    check_outputs(S.mean(data, axis=some, exclude=exclude, keepdims=keep), shapes, way, terms)
-    check_outputs(S.mean(data), shapes, way, terms)
+    for reduction in (S.mean, S.sum, S.max, S.min):
+        check_outputs(reduction(data, axis=some, exclude=exclude, keepdims=keep), shapes, way, terms)
+        check_outputs(reduction(data), shapes, way, terms)
 
 
 @covers("softmax", "log_softmax", "SoftmaxOutput")

@@ -15,6 +15,7 @@ from test_network_operators import (
     UNARY,
     examples,
     flag,
+    moved,
     poolings,
     shape,
 )
@@ -204,8 +205,17 @@ def test_moving_and_joining(sizes, random):
     check(S.concat(data, data * 2, S.negative(data), dim=axis), shapes)
     some = tuple(axes[: random.randint(1, len(sizes))])
     exclude, keep = random.random() < 0.3 and len(some) < len(sizes), random.random() < 0.5
-    check(S.mean(data, axis=some, exclude=exclude, keepdims=keep), shapes, terms)
+    for reduction in (S.mean, S.sum, S.max, S.min):
+        check(reduction(S.relu(data), axis=some, exclude=exclude, keepdims=keep), shapes, terms, smooth=False)
+        check(reduction(data, axis=some, exclude=exclude, keepdims=keep), shapes, terms)
     check(S.Flatten(data) * 2 if len(sizes) > 1 else S.mean(data), shapes, terms)
+
+
+@given(sizes=shape, random=st.randoms(use_true_random=False))
+@examples(25)
+def test_moving(sizes, random):
+    for symbol in moved(sizes, random):
+        check(symbol, {"data": sizes}, 9)
 
 
 @given(sizes=shape, axis=st.integers(-4, 3), temperature=st.sampled_from([None, 0.5, 3.0]))
