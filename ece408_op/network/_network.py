@@ -16,7 +16,7 @@ from ece408_op.plugin.attributes import integers
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
 from ._moving import Part
-from ._operators import OPERATORS
+from ._operators import operator_of
 
 _WHERE = "network"
 #: How many parsed graphs stay in memory: MXNet infers shapes many times.
@@ -101,9 +101,7 @@ def parse(text: str) -> Network:
         if node.op == VARIABLE:
             continue
         try:
-            if node.type not in OPERATORS:
-                raise Unsupported("unsupported operator")
-            node.operator = OPERATORS[node.type].read(node.type, node.attrs)
+            node.operator = operator_of(node.type, node.attrs)
             node.operator.input_names(len(node.inputs))
         except Unsupported as error:
             problems.append(f"{described(node)}: {error}")
@@ -116,7 +114,7 @@ def parse(text: str) -> Network:
                     others[entry] = Entry(len(graph.nodes))
                     graph.nodes.append(replace(node, operator=replace(node.operator, index=entry.output)))
                 entries[place] = others[entry]
-            elif entry.output and node.type in OPERATORS:
+            elif entry.output and node.operator:
                 made = described(node)
                 problems.append(f"{made}: {reader} uses its output {entry.output}, only output 0 is supported")
     if problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._definition import Operator
+from ._definition import Operator, Unsupported
 from ._elementwise import Activation, Arithmetic, Clip, Function, LeakyReLU, Sum, WithScalar
 from ._layers import BatchNorm, Convolution, FullyConnected, New
 from ._moving import OneLong, Part, UpSampling
@@ -18,3 +18,30 @@ _CLASSES: tuple[type[Operator], ...] = (
     *(Reduction, Softmax, SoftmaxOutput),
 )
 OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}
+
+#: Operators of mx.np by the ones of mx.nd that compute the same, and attributes that have another name there.
+_LONG = {"subtract": "sub", "multiply": "mul", "true_divide": "div"} | {name: name for name in ("add", "power")}
+_SHORT = {"add": "plus", "subtract": "minus"}
+_NUMPY = {
+    **{f"_npi_{long}": f"broadcast_{short}" for long, short in _LONG.items()},
+    **{
+        f"_npi_{r}{long}_scalar": f"_{r}{_SHORT.get(long, short)}_scalar"
+        for r in ("", "r")
+        for long, short in _LONG.items()
+    },
+    **{f"_npi_{name}": name for name in ("negative", "exp", "log", "sqrt", "square", "tanh", "mean")},
+    **{f"_np_{name}": name for name in ("sum", "max", "min", "transpose", "squeeze")},
+    **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
+    **{"_npi_absolute": "abs", "_npi_concatenate": "Concat", "_np_reshape": "Reshape"},
+}
+_RENAMED = {("_npi_concatenate", "axis"): "dim", ("_np_reshape", "newshape"): "shape"}
+
+
+def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
+    """Return the operator of a node's op and attributes; raises Unsupported, which names the attribute."""
+    name = _NUMPY.get(op, op)
+    if name not in OPERATORS:
+        raise Unsupported("unsupported operator")
+    if name != op and name in ("mean", "sum", "max", "min", "Concat") and attrs.get("axis", "None") == "None":
+        raise Unsupported("axis: expected axes, got none, for which mx.np has another result than mx.nd")
+    return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})

@@ -90,6 +90,7 @@ class Reshape(View):
     """Another shape, by MXNet's codes, which ``reverse`` reads from the back."""
 
     names = ("Reshape",)
+    accepted = ("order",)
     shape: tuple[int, ...] = sizes()
     reverse: bool = flag(False)
     target_shape: str = choice("()")

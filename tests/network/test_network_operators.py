@@ -10,6 +10,7 @@ from network_case import WAYS, mx, mxnets, ours, require, values
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
+from ece408_op.errors import GraphError
 from ece408_op.network._operators import OPERATORS
 
 S = mx.sym
@@ -338,6 +339,31 @@ def test_softmax(way, sizes, axis, temperature, over):
     check_outputs(symbol, {"data": sizes}, way, int(np.prod(sizes)))
     node, _, _ = ece408_op.gpu_network(symbol, {})
     assert node.infer_shape(data=sizes)[0] == symbol.infer_shape(data=sizes)[0]
+
+
+N, X = S.np, S.npx
+#: Operators of mx.np, for positive x (B, C, H).
+NUMPY = {
+    "arithmetic": lambda x: x + N.square(x) * 0.5 - x / (x + 2) + x ** N.sqrt(x),
+    "with numbers": lambda x: (1.5 - (x + 2) * 0.25 - 1) / 3 + 2 / x + x**1.5 + 1.5**x,
+    "functions": lambda x: N.abs(N.negative(x)) + N.tanh(N.exp(x)) + N.log(x) + X.relu(x - 1) * X.sigmoid(x),
+    "joins": lambda x: N.concatenate([x, x * 2], axis=-1) + N.concatenate([x, x], axis=2),
+    "shapes": lambda x: N.squeeze(N.expand_dims(N.transpose(x, (0, 2, 1)), 1), 1).reshape((4, -1)),
+    "means": lambda x: N.mean(x, axis=1, keepdims=True) * x - x.mean(axis=(0, 2), keepdims=True),
+    "sums": lambda x: N.sum(x, axis=1) + N.max(x, axis=1) - N.min(x, axis=1) + N.transpose(x).sum(axis=(1,)).T,
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_CUDNN)
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_operators(name, way):
+    check_outputs(NUMPY[name](data.as_np_ndarray()), {"data": (4, 3, 5)}, way, 60, low=0.1)
+
+
+def test_numpy_operators_of_all_axes_are_refused():
+    for name, symbol in (("mean", N.mean(data.as_np_ndarray())), ("max", data.as_np_ndarray().max())):
+        with pytest.raises(GraphError, match=rf"{name}\): axis: expected axes, got none, for which mx.np"):
+            ece408_op.gpu_network(symbol, {})
 
 
 def test_every_operator_of_the_table_is_tested():

@@ -10,6 +10,7 @@ from network_case import mx, ndarrays, values
 from test_network_operators import (
     CONVOLUTIONS,
     FUNCTION,
+    NUMPY,
     PAIRS,
     POSITIVE,
     UNARY,
@@ -216,6 +217,11 @@ def test_moving_and_joining(sizes, random):
 def test_moving(sizes, random):
     for symbol in moved(sizes, random):
         check(symbol, {"data": sizes}, 9)
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_operators(name):
+    check(NUMPY[name](data.as_np_ndarray()), {"data": (4, 3, 5)}, 60, low=0.1, smooth=False)
 
 
 @given(sizes=shape, axis=st.integers(-4, 3), temperature=st.sampled_from([None, 0.5, 3.0]))
