@@ -1,4 +1,4 @@
-"""The layers with weights: Convolution and New, FullyConnected, BatchNorm.
+"""The layers with weights: Convolution and New, FullyConnected, BatchNorm; and L2Normalization.
 
 B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows and columns of a filter
 """
@@ -336,6 +336,26 @@ class BatchNorm(Operator):
     def new_states(self, given: Trained) -> Mapping[int, Any]:
         """Return the moving mean and variance."""
         return dict(enumerate(given.saved[2:4], 3))
+
+
+@dataclass(frozen=True)
+class L2Normalization(Operator):
+    """x / sqrt(sum x^2 + eps), summed over an image's elements (instance), its channels or its positions (spatial)."""
+
+    names = ("L2Normalization",)
+    eps: float = number(1e-10)
+    mode: str = choice("instance", "channel", "spatial")
+
+    def _sums(self, x: Any) -> Any:
+        axes = {"instance": range(1, x.ndim), "channel": (1,), "spatial": range(2, x.ndim)}[self.mode]
+        return x.sum(axis=tuple(axes), keepdims=True)
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        arrays.xp.divide(inputs[0], arrays.xp.sqrt(self._sums(inputs[0] ** 2) + np.float32(self.eps)), out=out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        norms = arrays.xp.sqrt(self._sums(given.inputs[0] ** 2) + np.float32(self.eps))
+        return [(gradient - given.out * self._sums(gradient * given.out)) / norms]
 
 
 def channels_second(x: Any, axis: int) -> Any:

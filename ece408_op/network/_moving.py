@@ -35,10 +35,7 @@ class OneLong(View):
 
 @dataclass(frozen=True)
 class Part(Operator):
-    """A part along an axis. slice_axis: from ``begin`` to before ``end``. SliceChannel: one of ``num_outputs``.
-
-    A network has a SliceChannel with its own ``index`` for each of the parts that is read.
-    """
+    """A part along an axis: ``begin`` to before ``end``, or of ``num_outputs`` parts that of the node's ``index``."""
 
     names = ("slice_axis", "SliceChannel")
     axis: int = integer(1)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from ._definition import Operator, Unsupported
 from ._elementwise import Activation, Arithmetic, Clip, Function, LeakyReLU, Sum, WithScalar
-from ._layers import BatchNorm, Convolution, FullyConnected, New
+from ._layers import BatchNorm, Convolution, FullyConnected, L2Normalization, New
 from ._moving import OneLong, Part, UpSampling
 from ._pooling import Pooling
 from ._shaping import Concat, Dropout, Flatten, Identity, Reduction, Reshape, Softmax, SoftmaxOutput, Transpose
 
 _CLASSES: tuple[type[Operator], ...] = (
-    *(Convolution, New, FullyConnected, BatchNorm, Pooling),
+    *(Convolution, New, FullyConnected, BatchNorm, L2Normalization, Pooling),
     *(Activation, LeakyReLU, Clip, Function, WithScalar, Arithmetic, Sum),
     *(Identity, Flatten, Dropout, Reshape, OneLong, Transpose, Concat, Part, UpSampling),
     *(Reduction, Softmax, SoftmaxOutput),
@@ -24,11 +24,8 @@ _LONG = {"subtract": "sub", "multiply": "mul", "true_divide": "div"} | {name: na
 _SHORT = {"add": "plus", "subtract": "minus"}
 _NUMPY = {
     **{f"_npi_{long}": f"broadcast_{short}" for long, short in _LONG.items()},
-    **{
-        f"_npi_{r}{long}_scalar": f"_{r}{_SHORT.get(long, short)}_scalar"
-        for r in ("", "r")
-        for long, short in _LONG.items()
-    },
+    **{f"_npi_{long}_scalar": f"_{_SHORT.get(long, short)}_scalar" for long, short in _LONG.items()},
+    **{f"_npi_r{long}_scalar": f"_r{_SHORT.get(long, short)}_scalar" for long, short in _LONG.items()},
     **{f"_npi_{name}": name for name in ("negative", "exp", "log", "sqrt", "square", "tanh", "mean")},
     **{f"_np_{name}": name for name in ("sum", "max", "min", "transpose", "squeeze")},
     **{f"_npx_{name}": name for name in ("relu", "sigmoid")},

@@ -294,6 +294,15 @@ def moved(sizes, random):
     return found
 
 
+@covers("L2Normalization")
+@pytest.mark.parametrize("way", WITHOUT_CUDNN)
+@given(sizes=shape, mode=st.sampled_from(["instance", "channel", "spatial"]), eps=st.sampled_from([1e-10, 0.1]))
+@examples(20)
+def test_l2_normalization(way, sizes, mode, eps):
+    assume(len(sizes) > (1 if mode == "instance" else 2))
+    check_outputs(S.L2Normalization(data * 2, mode=mode, eps=eps), {"data": sizes}, way, int(np.prod(sizes)))
+
+
 @covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling")
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @given(sizes=shape, random=st.randoms(use_true_random=False))

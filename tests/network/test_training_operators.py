@@ -212,6 +212,14 @@ def test_moving_and_joining(sizes, random):
     check(S.Flatten(data) * 2 if len(sizes) > 1 else S.mean(data), shapes, terms)
 
 
+@given(sizes=shape, mode=st.sampled_from(["instance", "channel", "spatial"]))
+@examples(25)
+def test_l2_normalization(sizes, mode):
+    assume(len(sizes) > (1 if mode == "instance" else 2))
+    symbol = S.L2Normalization(data, mode=mode, eps=0.1)
+    check(symbol, {"data": sizes}, 4 * int(np.prod(sizes)))
+
+
 @given(sizes=shape, random=st.randoms(use_true_random=False))
 @examples(25)
 def test_moving(sizes, random):
