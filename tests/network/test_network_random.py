@@ -47,8 +47,18 @@ def pooling(stream, x, channels):
     return S.Pooling(x, pool_type=kind, pad=pair(stream, 0, 1), **sizes)
 
 
+def shuffled(stream, x, channels):
+    """The channels of two branches in turns, as in ShuffleNet."""
+    if channels % 2:
+        return S.slice_axis(x, axis=1, begin=0, end=(channels + 1) // 2)
+    left, right = S.split(x, num_outputs=2, axis=1)
+    joined = S.concat(left, S.Convolution(right, kernel=(3, 3), pad=(1, 1), num_filter=channels // 2), dim=1)
+    return S.reshape(S.swapaxes(S.reshape(joined, shape=(0, -4, 2, -1, -2)), 1, 2), shape=(0, -3, -2))
+
+
 ONE_INPUT = (
-    *(convolution, convolution, convolution, residual, shared, pooling),
+    *(convolution, convolution, convolution, residual, shared, pooling, shuffled),
+    lambda stream, x, channels: S.UpSampling(x, scale=2, sample_type="nearest"),
     lambda stream, x, channels: S.BatchNorm(x, fix_gamma=bool(stream.randint(2))),
     lambda stream, x, channels: S.Activation(x, act_type=str(stream.choice(["relu", "tanh", "sigmoid"]))),
     lambda stream, x, channels: S.Pooling(x, kernel=(1, 1), global_pool=True, pool_type="avg"),
