@@ -120,7 +120,7 @@ def parse(text: str) -> Network:
     if problems:
         raise GraphError(
             f"{_WHERE}: expected nodes that gpu_network supports, got {len(problems)} that it does not: "
-            f"{'; '.join(problems)}. Change them, or run the network with MXNet"
+            f"{'; '.join(problems)}. Change them, or let MXNet compute them between parts that each are a gpu_network"
         )
     names = [node.name for node in graph.nodes if node.op == VARIABLE]
     twice = sorted({name for name in names if names.count(name) > 1})

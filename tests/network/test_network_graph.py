@@ -105,7 +105,8 @@ def test_everything_unsupported_is_named():
         "'drop' (Dropout): mode: expected training, got always; "
         "'half' (softmax): dtype: expected float32, got float16; "
         "'new' (New): num_filter: expected a value, got none; New needs kernel=(K, L) and num_filter=M; "
-        "'dot' (dot): unsupported operator. Change them, or run the network with MXNet"
+        "'dot' (dot): unsupported operator. Change them, or let MXNet compute them between parts that each are a "
+        "gpu_network"
     )
 
 

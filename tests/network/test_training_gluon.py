@@ -8,7 +8,7 @@ from network_case import mx
 from test_training import assert_close
 
 import ece408_op
-from ece408_op.errors import ProblemError
+from ece408_op.errors import GraphError, ProblemError
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -45,6 +45,33 @@ def test_a_gluon_block(mode):
         return [*found, *(p.data().asnumpy().sum() for p in net.collect_params().values()), first(x).asnumpy().sum()]
 
     np.testing.assert_allclose(losses(True), losses(False), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_parts_around_a_layer_that_mxnet_computes(hybrid):
+    """What the error about unsupported operators advises, forward and gradients."""
+    mx.random.seed(5)
+    net, parts = mx.gluon.nn.HybridSequential(), mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(8, 3, activation="relu"), mx.gluon.nn.Conv2DTranspose(8, 2, strides=2))
+    net.add(mx.gluon.nn.Conv2D(4, 1))
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (4, 3, 8, 8)))
+    middle = net[1](net[0](x))
+    with pytest.raises(
+        GraphError, match="Deconvolution.*: unsupported operator.* between parts that each are a gpu_network"
+    ):
+        ece408_op.gluon.on_gpu(net, x)
+    parts.add(ece408_op.gluon.on_gpu(net[0], x), net[1], ece408_op.gluon.on_gpu(net[2], middle))
+    if hybrid:
+        parts.hybridize()
+    found = []
+    for block in (parts, net):
+        with mx.autograd.record():
+            loss = (block(x) ** 2).sum()
+        loss.backward()
+        found.append([loss.asnumpy(), *(p.grad().asnumpy().copy() for p in net.collect_params().values())])
+    for ours, theirs in zip(*found):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_a_block_that_cannot_be_on_a_gpu():
