@@ -65,7 +65,7 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
         options: impl, precision, device_id, device_ids and gradients of ``gpu_network``.
 
     Raises:
-        ProblemError: block is no HybridBlock, or there is no example; or as ``gpu_network``.
+        ProblemError: block is no HybridBlock or not float32, or there is no example; or as ``gpu_network``.
         GraphError: as ``gpu_network``, with ``for_training``.
     """
     if not isinstance(block, mx.gluon.HybridBlock):
@@ -92,6 +92,8 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
             if name in parameters:
                 parameters[name].shape = shape
                 parameters[name]._finish_deferred_init()
+                if (dtype := np.dtype(parameters[name].dtype)) != np.float32:
+                    raise ProblemError(f"{name}: expected float32, got {dtype}; cast the block")
         arrays.append({name: parameters[name].data() for name in needed if name in parameters})
     node, *_ = gpu_network(symbol, *arrays, for_training=True, **options)
     return _OnGpu(node, variables, block)

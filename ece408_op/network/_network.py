@@ -115,8 +115,7 @@ def parse(text: str) -> Network:
                     graph.nodes.append(replace(node, operator=replace(node.operator, index=entry.output)))
                 entries[place] = others[entry]
             elif entry.output and node.operator:
-                told = f"{reader} uses its output {entry.output}, only output 0 is supported"
-                problems.append(f"{described(node)}: {told}")
+                problems.append(f"{described(node)}: {reader} uses output {entry.output}, only output 0 is supported")
     if problems:
         raise GraphError(
             f"{_WHERE}: expected nodes that gpu_network supports, got {len(problems)} that it does not: "

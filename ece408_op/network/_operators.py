@@ -24,8 +24,7 @@ _LONG = {"subtract": "sub", "multiply": "mul", "true_divide": "div"} | {name: na
 _SHORT = {"add": "plus", "subtract": "minus"}
 _NUMPY = {
     **{f"_npi_{long}": f"broadcast_{short}" for long, short in _LONG.items()},
-    **{f"_npi_{long}_scalar": f"_{_SHORT.get(long, short)}_scalar" for long, short in _LONG.items()},
-    **{f"_npi_r{long}_scalar": f"_r{_SHORT.get(long, short)}_scalar" for long, short in _LONG.items()},
+    **{f"_npi_{r}{a}_scalar": f"_{r}{_SHORT.get(a, b)}_scalar" for r in ("", "r") for a, b in _LONG.items()},
     **{f"_npi_{name}": name for name in ("negative", "exp", "log", "sqrt", "square", "tanh", "mean")},
     **{f"_np_{name}": name for name in ("sum", "max", "min", "transpose", "squeeze")},
     **{f"_npx_{name}": name for name in ("relu", "sigmoid")},

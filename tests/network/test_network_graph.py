@@ -196,7 +196,7 @@ def test_reshapes_that_do_not_fit(codes, message):
 def test_outputs_beyond_the_first_are_unsupported():
     graph = json.loads(S.BatchNorm(data, name="norm").tojson())
     graph["heads"] = [[len(graph["nodes"]) - 1, 1, 0]]
-    with pytest.raises(GraphError, match=r"'norm' \(BatchNorm\): the network uses its output 1, only output 0"):
+    with pytest.raises(GraphError, match=r"'norm' \(BatchNorm\): the network uses output 1, only output 0"):
         parse(json.dumps(graph))
 
 

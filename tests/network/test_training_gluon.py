@@ -81,6 +81,11 @@ def test_a_block_that_cannot_be_on_a_gpu():
         ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3))
     with pytest.raises(ProblemError, match="examples: expected arrays, got tuple"):
         ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3), (1, 3))
+    half = mx.gluon.nn.Dense(3, in_units=2)
+    half.initialize()
+    half.cast(np.float16)
+    with pytest.raises(ProblemError, match="weight: expected float32, got float16; cast the block"):
+        ece408_op.gluon.on_gpu(half, mx.nd.ones((1, 2), dtype="float16"))
 
 
 def test_a_gluon_block_with_several_inputs_and_outputs():
