@@ -72,9 +72,8 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
         raise ProblemError(f"block: expected a HybridBlock, got {type(block).__name__}")
     if not examples:
         raise ProblemError("examples: expected an array for each input of the block, got none")
-    for example in examples:
-        if not hasattr(example, "shape"):
-            raise ProblemError(f"examples: expected arrays, got {type(example).__name__}")
+    if others := [type(one).__name__ for one in examples if not hasattr(one, "shape")]:
+        raise ProblemError(f"examples: expected arrays, got {', '.join(others)}")
     if isinstance(block, _OnGpu):
         block = block.original
     names = ["data"] if len(examples) == 1 else [f"data{number}" for number in range(len(examples))]

@@ -36,6 +36,8 @@ _RENAMED = {("_npi_concatenate", "axis"): "dim", ("_np_reshape", "newshape"): "s
 def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
     """Return the operator of a node's op and attributes; raises Unsupported, which names the attribute."""
     name = _NUMPY.get(op, op)
+    if op == "_contrib_AdaptiveAvgPooling2D" and attrs.get("output_size", "").strip("()[], ") in ("", "1", "1, 1"):
+        return Pooling("Pooling", pool_type="avg", global_pool=True)
     if name not in OPERATORS:
         raise Unsupported("unsupported operator")
     if name != op and name in ("mean", "sum", "max", "min", "Concat") and attrs.get("axis", "None") == "None":

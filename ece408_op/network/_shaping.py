@@ -220,8 +220,7 @@ class Reduction(Operator):
         return tuple(n for i, n in enumerate(shapes[0]) if i not in axes) or (1,)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        x = inputs[0]
-        out[...] = getattr(arrays.xp, self.op)(x, axis=self._axes(x.ndim)).reshape(out.shape)
+        out[...] = getattr(arrays.xp, self.op)(inputs[0], axis=self._axes(inputs[0].ndim)).reshape(out.shape)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x, axes = given.inputs[0], self._axes(given.inputs[0].ndim)

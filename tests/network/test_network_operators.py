@@ -166,6 +166,14 @@ def test_pooling(way, kind, pooling, act):
     check_outputs(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, way, sizes[2] * sizes[3])
 
 
+@pytest.mark.parametrize("way", WITHOUT_CUDNN)
+@pytest.mark.parametrize("size", [{}, {"output_size": 1}, {"output_size": (1, 1)}])
+def test_adaptive_pooling_to_one_pixel(way, size):
+    check_outputs(S.contrib.AdaptiveAvgPooling2D(data, **size), {"data": (2, 3, 5, 7)}, way, 35)
+    with pytest.raises(GraphError, match="AdaptiveAvgPooling2D.: unsupported operator"):
+        ece408_op.gpu_network(S.contrib.AdaptiveAvgPooling2D(data, output_size=(1, 2)), {})
+
+
 @covers("BatchNorm")
 @pytest.mark.parametrize("way", WAYS)
 @given(sizes=shape, fixed=flag, eps=st.sampled_from([1e-5, 1e-3, 0.1]), last=flag, act=flag)

@@ -149,6 +149,10 @@ def test_two_inputs(name, sizes, ones):
         check(getattr(S, f"broadcast_{name}")(data, other), shapes, terms, low=0.2)
 
 
+def test_adaptive_pooling_to_one_pixel():
+    check(S.contrib.AdaptiveAvgPooling2D(data * 2), {"data": (2, 3, 5, 7)}, 35, smooth=False)
+
+
 @pytest.mark.parametrize("kind", ["max", "avg", "sum"])
 @given(pooling=poolings(), equal=flag)
 @examples(30)
