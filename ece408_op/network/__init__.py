@@ -15,8 +15,8 @@ graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpu
 ``_several_trainers`` a training step.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
-nothing. Each operator class has its gradient as a method, which CuPy and NumPy run alike; ``_training_gpu`` computes
-convolutions by our kernels instead, and the passes of ``_training_passes`` replace several of CuPy's.
+little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by the passes of
+``_training_passes``; each other operator class has its gradient as a method on CuPy's arrays.
 ``_updates`` has the optimisers' rules, ``_kept`` the parameters that stay on a GPU, and ``_step`` the copies and the
 computation of each pass and update.
 """

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ece408_op.plugin.attributes import integers, is_mxnets_own
 
 Shape = tuple[int, ...]
@@ -43,20 +41,6 @@ class Arrays:
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function of each element."""
         raise NotImplementedError
-
-    def channel_sums(self, x: Any, y: Any, center: Any) -> tuple[Any, Any]:
-        """Return sum x and sum x (y - center) for each channel, in float64, over axes 0 and 2 of (n, channels, m).
-
-        center: one number per channel, float64.
-        """
-        xp = self.xp
-        products = x * (y - center.reshape(1, -1, 1))
-        return xp.sum(x, axis=(0, 2), dtype=np.float64), xp.sum(products, axis=(0, 2), dtype=np.float64)
-
-    def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
-        """Fill out with a x + b (y - c) + d for (n, channels, m); factors: a, b, c and d per channel, float64."""
-        a, b, c, d = (factor.astype(np.float32).reshape(1, -1, 1) for factor in factors)
-        out[...] = a * x + b * (y - c) + d
 
 
 def _attribute(expected: str, convert: Callable[[str], Any], *default: Any) -> Any:
@@ -179,13 +163,14 @@ class Operator:
         return shapes[0]
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None."""
+        """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None.
+
+        Not for operators that kernels compute: ``_gpu`` and ``_training_gpu`` say which. So are their gradients.
+        """
         raise NotImplementedError
 
     def check_gradient(self, several: bool) -> None:
         """Raise Unsupported if the operator with these attributes has no gradient, or none on ``several`` GPUs."""
-        if type(self).gradients is Operator.gradients:
-            raise Unsupported("it has no gradient")
 
     def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
         """Fill ``out`` as in training, and return what ``gradients`` needs besides inputs and output.

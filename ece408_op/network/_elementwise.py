@@ -41,15 +41,6 @@ ACTIVATIONS: dict[str, Unary] = {
     "relu6": lambda arrays, x, out: arrays.xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
-#: The derivative of each, from its output y and y's library.
-DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
-    "relu": lambda xp, y: y > 0,
-    "sigmoid": lambda xp, y: y * (1 - y),
-    "tanh": lambda xp, y: 1 - y * y,
-    "softrelu": lambda xp, y: -xp.expm1(-y),
-    "softsign": lambda xp, y: xp.square(1 - xp.absolute(y)),
-}
-
 #: Operators and NumPy's functions.
 _FUNCTIONS = {name: name for name in ("negative", "exp", "log", "sqrt", "square")} | {"abs": "absolute"}
 _ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"} | {
@@ -93,9 +84,6 @@ class Activation(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         ACTIVATIONS[self.activation](arrays, inputs[0], out)
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        return [gradient * DERIVATIVES[self.activation](arrays.xp, given.out)]
 
 
 class Function(Operator):
@@ -234,10 +222,7 @@ class WithScalar(Operator):
 
 @dataclass(frozen=True)
 class Arithmetic(Operator):
-    """Arithmetic with two arrays, of one shape or, for the operators that say so, of shapes that broadcast.
-
-    Fusion adds a relu in training.
-    """
+    """Arithmetic with two arrays, of one shape or, for the operators that say so, of shapes that broadcast."""
 
     names = tuple(
         f"{'broadcast' if broadcast else 'elemwise' if name in ('add', 'sub', 'mul', 'div') else ''}_{name}"
@@ -246,7 +231,6 @@ class Arithmetic(Operator):
     )
     inputs = ("lhs", "rhs")
     inplace = True
-    relu: bool = False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         if not self.op.startswith("broadcast"):
@@ -259,11 +243,8 @@ class Arithmetic(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         getattr(arrays.xp, _ARITHMETIC[self.op.rpartition("_")[2]])(*inputs, out=out)
-        if self.relu:
-            arrays.xp.maximum(out, np.float32(0), out=out)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        gradient = gradient * (given.out > 0) if self.relu else gradient
         xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
         return [
             reduced_to(xp, _times(gradient, derivative, xp, given.inputs, given.out), array.shape) if asked else None

@@ -30,9 +30,6 @@ from ._timing import Timed, Timer
 
 CUDNN = cudnn.KERNEL.name
 
-#: The largest pooling window whose unrolled loops are compiled.
-_LARGEST_WINDOW = 16
-
 #: Returns the call of a convolution on x, w, output and scratch.
 Bind = Callable[[Any, Any, Any, Any], Call]
 
@@ -64,21 +61,27 @@ class Chooser:
             first = values is Values.CONVERTED
             return _split_layers.choose(self.timer, self.chip, node, inputs, output, first)
         choose = next((choose for kind, choose in _CHOICES if isinstance(node.operator, kind)), None)
-        found = choose(self, node, inputs, output) if choose and prod(output) else None
+        found = choose(self, node, inputs, output) if choose else None
         return found or ArrayComputation(self.arrays, node)
 
-    def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel | None:
-        """Return the kernel for a convolution node, or for a gradient of it, if there is one."""
+    def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel:
+        """Return the kernel for a convolution node, or for a gradient of it; blocked_gemm supports all of them.
+
+        Raises UnsupportedError if the implementation that the node names does not.
+        """
         operator = node.operator
         impl = operator.impl if operator.impl != dispatch.AUTO else self.impl
         precision = self.precision if operator.precision == "float32" else operator.precision
         try:
             kernel = dispatch.select_with_gradients(problem, "gpu", impl, precision, self.chip)
         except UnsupportedError as error:
-            if impl != dispatch.AUTO:
-                raise UnsupportedError(f"{described(node)}: impl: {error}") from error
-            return None
-        return kernel if isinstance(kernel, CudaKernel) else None
+            raise UnsupportedError(f"{described(node)}: impl: {error}") from error
+        assert isinstance(kernel, CudaKernel), "an implementation for the CPU is refused when the graph is read"
+        return kernel
+
+    def is_free(self, node: Node, kernel: CudaKernel) -> bool:
+        """Return whether a float32 kernel was chosen, not named, so that cuBLAS may take its place."""
+        return node.operator.impl == self.impl == dispatch.AUTO and kernel.arithmetic == "fp32"
 
 
 class ConvolutionComputation(Timed):
@@ -119,12 +122,12 @@ class ConvolutionComputation(Timed):
         return in_order(self.timed(convolve), self._after.bind(out, shift, residual))
 
 
-def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
+def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
     """Return a kernel on tensor cores or the named one, else cuBLAS for 1 x 1 filters, else another kernel."""
     operator, x = node.operator, inputs[0]
     problem = operator.problem(x)
     kernel = chooser.kernel(node, problem)
-    if kernel is None or (operator.impl == chooser.impl == dispatch.AUTO and kernel.arithmetic == "fp32"):
+    if chooser.is_free(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs:
             bind = _pointwise(chooser.device, x, output)
             return ConvolutionComputation(chooser, node, output, bind, "cublas")
@@ -132,10 +135,9 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
             # A plain kernel, on data with a copied border: there are more of those.
             rows, columns = operator.pad
             plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
-            bordered = chooser.kernel(node, plain)
-            if bordered is not None:
-                return _by_kernel(chooser, node, output, bordered, plain, _passes.border(operator.pad, x))
-    return _by_kernel(chooser, node, output, kernel, problem) if kernel is not None else None
+            border = _passes.border(operator.pad, x)
+            return _by_kernel(chooser, node, output, chooser.kernel(node, plain), plain, border)
+    return _by_kernel(chooser, node, output, kernel, problem)
 
 
 def _by_kernel(
@@ -218,9 +220,7 @@ def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) 
     return _Norm(chooser, node, output)
 
 
-def _pool(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
-    if max(node.operator.fitted(inputs[0]).kernel) > _LARGEST_WINDOW:
-        return None
+def _pool(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
     return _Pass(_passes.pool(node.operator, inputs[0], output, node.epilogue))
 
 

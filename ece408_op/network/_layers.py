@@ -5,10 +5,9 @@ B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from ece408_op.core import dispatch
 from ece408_op.errors import ProblemError
 from ece408_op.graph import node_conversion
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ConvProblem
 
 from ._definition import (
     Arrays,
@@ -33,9 +32,6 @@ from ._definition import (
     number,
     pair,
 )
-
-#: The bytes of unrolled columns in one step of the convolution by NumPy's functions, unless one image has more.
-COLUMN_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -101,78 +97,6 @@ class Convolution(Operator):
     def problem(self, x: Shape) -> ConvProblem:
         """Return the layer for our kernels, for data of shape x."""
         return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        """Unroll the windows of some images into columns, and multiply."""
-        xp, groups = arrays.xp, self.num_group
-        for part, images in self._parts(arrays, inputs[0], out.shape):
-            # For each image and group (M / G, C / G K L) times (C / G K L, OH OW).
-            unrolled = self._windows(arrays, part, out.shape).reshape(len(part) * groups, -1, prod(out.shape[2:]))
-            target = out[images].reshape(len(part) * groups, self.num_filter // groups, -1)
-            arrays.matmul(self._filters(arrays, inputs[1], len(part)), unrolled, target)
-        if not self.no_bias:
-            xp.add(out, inputs[2].reshape(1, -1, 1, 1), out=out)
-        if self.norm:
-            self.norm.compute(arrays, (out, *self.norm_inputs(inputs)), out)
-        if self.residual:
-            xp.add(out, inputs[-1], out=out)
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        """Multiply the unrolled windows, and add the products of the other multiplication to the windows."""
-        (x, w, *_), xp, groups = given.inputs, arrays.xp, self.num_group
-        dx, dw = xp.zeros(x.shape, np.float32), xp.zeros(w.shape, np.float32)
-        (top, left), (rows, columns) = self.pad, x.shape[2:]
-        for part, images in self._parts(arrays, x, gradient.shape):
-            shape = (len(part) * groups, -1, prod(gradient.shape[2:]))
-            windows, dy = self._windows(arrays, part, gradient.shape), gradient[images].reshape(shape)
-            if wanted[1]:
-                unrolled = windows.reshape(shape)
-                products = xp.empty((len(unrolled), dy.shape[1], unrolled.shape[1]), np.float32)
-                arrays.matmul(dy, unrolled.transpose(0, 2, 1), products)
-                dw += products.reshape(len(part), *w.shape).sum(axis=0)
-            if wanted[0]:
-                filters = self._filters(arrays, w, len(part)).transpose(0, 2, 1)
-                products = xp.empty((len(dy), filters.shape[1], dy.shape[2]), np.float32)
-                arrays.matmul(filters, dy, products)
-                padded = xp.zeros(part.shape, np.float32)
-                taps, products = self._windows(arrays, padded, gradient.shape), products.reshape(windows.shape)
-                for p, q in product(*map(range, self.kernel)):
-                    taps[:, :, p, q] += products[:, :, p, q]
-                dx[images] = padded[:, :, top : top + rows, left : left + columns]
-        found = [dx if wanted[0] else None, dw if wanted[1] else None]
-        return found if self.no_bias else [*found, self.bias_gradient(arrays, gradient, wanted)]
-
-    @staticmethod
-    def bias_gradient(arrays: Arrays, gradient: Any, wanted: Sequence[bool]) -> Any:
-        """Return the gradient to the bias."""
-        return _channel_sum(arrays, gradient, 1) if wanted[2] else None
-
-    def _parts(self, arrays: Arrays, x: Any, output: Shape) -> Iterator[tuple[Any, slice]]:
-        """Yield some images with zeros around them, and which these are: as many as COLUMN_BYTES allow."""
-        length = x.shape[1] * prod(self.kernel)
-        step = max(1, COLUMN_BYTES // (ITEM_BYTES * (length * prod(output[2:]) + length * self.num_filter)))
-        (top, left), (rows, columns) = self.pad, x.shape[2:]
-        for first in range(0, len(x), step):
-            images = slice(first, first + step)
-            part = x[images]
-            if self.pad != (0, 0):
-                part = arrays.xp.zeros((*part.shape[:2], rows + 2 * top, columns + 2 * left), np.float32)
-                part[:, :, top : top + rows, left : left + columns] = x[images]
-            yield part, images
-
-    def _windows(self, arrays: Arrays, part: Any, output: Shape) -> Any:
-        """Return every window of padded images, (b, C, K, L, OH, OW), without a copy."""
-        (b, c, h, wide), (dh, dw), (sh, sw) = part.strides, self.dilate, self.stride
-        shape, strides = (*part.shape[:2], *self.kernel, *output[2:]), (b, c, h * dh, wide * dw, h * sh, wide * sw)
-        return arrays.xp.lib.stride_tricks.as_strided(part, shape, strides)
-
-    def _filters(self, arrays: Arrays, w: Any, images: int) -> Any:
-        """Return the filters as matrices (M / G, C / G K L), one for each image and group, or one for all."""
-        groups = self.num_group
-        filters = w.reshape(groups, self.num_filter // groups, -1)
-        if groups == 1:
-            return filters
-        return arrays.xp.broadcast_to(filters, (images, *filters.shape)).reshape(-1, *filters.shape[1:])
 
     def folded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
         """Return filters and bias with the BatchNorm in them, computed in float64 and rounded once."""
@@ -249,7 +173,7 @@ class FullyConnected(Operator):
             found[1] = xp.empty(w.shape, np.float32)
             arrays.matmul(dy.T[None], x.reshape(1, -1, w.shape[1]), found[1][None])
         if not self.no_bias and wanted[2]:
-            found[2] = _channel_sum(arrays, dy, 1)
+            found[2] = xp.sum(dy, axis=0, dtype=np.float64).astype(np.float32)
         return found
 
 
@@ -257,9 +181,9 @@ class FullyConnected(Operator):
 class BatchNorm(Operator):
     """BatchNorm: y = gamma (x - mean) / sqrt(variance + eps) + beta along an axis.
 
-    At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015). Fusion adds
-    a relu in training, and the bias of the convolution before it as a last input: the batch's mean cancels that, so it
-    changes the moving mean alone, and its gradient is zero.
+    At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015). Fusion in
+    training adds the bias of the convolution before it as a last input: the batch's mean cancels that, so it changes
+    the moving mean alone, and its gradient is zero.
     """
 
     names = ("BatchNorm",)
@@ -272,7 +196,6 @@ class BatchNorm(Operator):
     fix_gamma: bool = flag(True)
     axis: int = integer(1)
     output_mean_var: str = choice("False")
-    relu: bool = False
     bias: bool = False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
@@ -296,46 +219,9 @@ class BatchNorm(Operator):
         arrays.xp.multiply(inputs[0], scale, out=out)
         arrays.xp.add(out, shift, out=out)
 
-    def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Return the batch's mean and variance, or the stored ones with ``use_global_stats``, and new stored ones."""
-        if self.use_global_stats:
-            self.compute(arrays, inputs, out)
-            return tuple(array.astype(np.float64) for array in inputs[3:])
-        x, count = channels_second(inputs[0], self.axis), inputs[0].size // inputs[1].size
-        zero = arrays.xp.zeros(inputs[1].size, np.float64)
-        # In float64 the difference of squares is exact enough: float32 values have 24 bits.
-        sums, squares = arrays.channel_sums(x, x, zero)
-        mean = sums / count
-        variance = arrays.xp.maximum(squares / count - mean * mean, 0)
-        scale, shift = self.factors((*inputs[1:3], mean, variance))
-        arrays.channel_mix((scale, zero, zero, shift), x, x, channels_second(out, self.axis))
-        if self.relu:
-            arrays.xp.maximum(out, np.float32(0), out=out)
-        # The batch's count as 1 - momentum.
-        keep, pairs = self.momentum, zip(inputs[3:], (mean + inputs[5] if self.bias else mean, variance))
-        return mean, variance, *((keep * old + (1 - keep) * new).astype(np.float32) for old, new in pairs)
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        gradient = gradient * (given.out > 0) if self.relu else gradient
-        x, dy = (channels_second(array, self.axis) for array in (given.inputs[0], gradient))
-        (gamma, (mean, variance, *_)), xp = (given.inputs[1], given.saved), arrays.xp
-        inverse = (variance + self.eps) ** -0.5
-        sums, products = arrays.channel_sums(dy, x, mean)
-        dgamma = xp.zeros_like(inverse) if self.fix_gamma else products * inverse
-        found = [None, dgamma.astype(np.float32), sums.astype(np.float32), None, None]
-        if self.bias:
-            found.append(xp.zeros(gamma.shape, np.float32))
-        if wanted[0]:
-            scale, zero = inverse if self.fix_gamma else inverse * gamma, xp.zeros_like(mean)
-            share = 0 if self.use_global_stats else scale * (gamma.size / gradient.size)
-            factors = (scale, -share * inverse**2 * products + zero, mean, -share * sums + zero)
-            found[0] = xp.empty(gradient.shape, np.float32)
-            arrays.channel_mix(factors, dy, x, channels_second(found[0], self.axis))
-        return found
-
     def new_states(self, given: Trained) -> Mapping[int, Any]:
-        """Return the moving mean and variance."""
-        return dict(enumerate(given.saved[2:4], 3))
+        """Return the moving mean and variance, unless the statistics are the stored ones."""
+        return dict(enumerate(given.saved[2:4], 3)) if given.saved else {}
 
 
 @dataclass(frozen=True)
@@ -368,9 +254,3 @@ def channels_second(x: Any, axis: int) -> Any:
 def _problem(x: Shape, *attributes: Any) -> ConvProblem:
     batch, channels, rows, columns = x
     return ConvProblem(batch, channels, rows, columns, *attributes)
-
-
-def _channel_sum(arrays: Arrays, x: Any, axis: int) -> Any:
-    """Return the sums of all but one axis, summed in float64."""
-    x = channels_second(x, axis)
-    return arrays.channel_sums(x, x, arrays.xp.zeros(x.shape[1], np.float64))[0].astype(np.float32)

@@ -6,7 +6,7 @@ operator's gradient can read inputs and output. Memory comes from the library of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,35 +14,15 @@ import numpy as np
 
 from ece408_op.errors import GraphError
 from ece408_op.graph.fusion import only_source
-from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
+from ece408_op.graph.symbol_graph import VARIABLE, Graph
 
-from ._definition import Arrays, Shape, Trained, Unsupported
+from ._definition import Shape, Trained, Unsupported
 from ._elementwise import Activation
 from ._layers import BatchNorm, Convolution
 from ._network import Network, described
 from ._pooling import Pooling
 from ._shaping import Dropout, Identity
-from ._updates import Adam, Sgd, Update
-
-
-class Operators:
-    """What computes the nodes: their operators' own methods."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-
-    def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Fill the node's output as ``Operator.train``."""
-        return node.operator.train(self.arrays, inputs, out, seed)
-
-    def gradients(self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        """Return the gradients as ``Operator.gradients``."""
-        return node.operator.gradients(self.arrays, given, gradient, wanted)
-
-    def update(self, rule: Sgd | Adam, updates: Sequence[Update]) -> None:
-        """Update parameters and their states."""
-        for one in updates:
-            rule.apply(self.arrays.xp, one)
+from ._training_gpu import GpuOperators
 
 
 @dataclass(frozen=True)
@@ -90,11 +70,11 @@ def fused(network: Network) -> Network:
             nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
         if isinstance(own, Pooling) and own.is_maximum and isinstance(one, Activation):
             nodes[before] = replace(nodes[before], operator=Identity("_copy"))
-            nodes[index] = replace(node, operator=replace(own, applied=one.activation))
+            nodes[index] = replace(node, epilogue=one.activation)
         if not isinstance(own, Activation) or own.activation != "relu":
             continue
         if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
-            nodes[before] = replace(nodes[before], operator=replace(one, relu=True))
+            nodes[before] = replace(nodes[before], epilogue="relu")
             nodes[index] = replace(node, operator=Identity("_copy"))
     return replace(network, graph=Graph(nodes, graph.heads, graph.attrs))
 
@@ -111,7 +91,7 @@ def reads_gradient(network: Network) -> list[bool]:
 
 
 def forward(
-    network: Network, operators: Operators, given: Mapping[int, Any], shapes: Mapping[int, Shape], seed: int
+    network: Network, operators: GpuOperators, given: Mapping[int, Any], shapes: Mapping[int, Shape], seed: int
 ) -> Forward:
     """Compute all values, of these shapes, from data and parameters; equal seeds make equal random numbers."""
     values, saved = dict(given), {}
@@ -131,7 +111,7 @@ def forward(
 
 def backward(
     network: Network,
-    operators: Operators,
+    operators: GpuOperators,
     before: Forward,
     labels: Mapping[int, Any],
     gradients: Mapping[int, Any],

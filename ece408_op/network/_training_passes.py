@@ -56,14 +56,12 @@ class TrainingArrays(GpuArrays):
         """Return how many elements a thread reads at a time, of arrays whose channels have ``inner`` in a row."""
         return 4 if inner % 4 == 0 and cuda.alignment(*(array.data.ptr for array in arrays)) == 16 else 1
 
-    def channel_sums(self, x: Any, y: Any, center: Any) -> tuple[Any, Any]:
-        """Return sum x and sum x (y - center) for each channel, in float64: see ``Arrays``."""
-        if not x.size:
-            return super().channel_sums(x, y, center)
+    def bias_gradient(self, gradient: Any) -> Any:
+        """Return the sums of each channel of (B, M, OH, OW), summed in float64."""
+        x = channels_second(gradient, 1)
         sums = self.xp.empty((2, x.shape[1]), np.float64)
-        partial = self._partial_sums(x, y, center)
-        self._sum_parts(partial, sums)
-        return sums[0], sums[1]
+        self._sum_parts(self._partial_sums(x, x, self.xp.zeros(x.shape[1], np.float64)), sums)
+        return sums[0].astype(np.float32)
 
     def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
         """Return both sums, (parts, 2, channels), in parts; relu: the factors of a relu that x is the gradient to."""
@@ -88,15 +86,8 @@ class TrainingArrays(GpuArrays):
         member.gather(sums)
         return sums, member.of_batch(count)
 
-    def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
-        """Fill out with a x + b (y - c) + d: see ``Arrays``."""
-        if out.size:
-            rows = self.xp.empty((4, x.shape[1]), np.float32)
-            for row, factor in zip(rows, factors):
-                row[...] = factor
-            self._mix(rows, x, y, out)
-
     def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
+        """Fill out with a x + b (y - c) + d for (n, channels, m); the rows of ``factors`` are a, b, c and d."""
         one = mix_program(x.shape, self.vector(x.shape[2], x, y, out), mode)
         arrays = {"x": x, "y": y, "factors": factors, "out": out}
         cuda.execute(one, 1, {**arrays, "relu": factors if relu is None else relu}, None)
@@ -113,9 +104,12 @@ class TrainingArrays(GpuArrays):
         factors[:2] = 1
         return factors
 
-    def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any, member: Member | None = None) -> Any:
-        """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty.
+    def batch_norm(
+        self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any, member: Member | None = None
+    ) -> Any:
+        """Fill ``out``, with a relu if asked, and return what ``batch_norm_gradients`` needs.
 
+        That is the batch's mean and variance, the new moving ones, both of the first, and the factors of the output.
         member: of the GPUs that share the batch. The statistics are those of the whole batch.
         """
         (x, gamma, beta, *moving), cp = inputs, self.xp
@@ -128,31 +122,37 @@ class TrainingArrays(GpuArrays):
         arrays = {"partial": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
         arrays |= {"bias": moving[-1], "statistics": statistics, "factors": factors, "moving": new}
         cuda.execute(norm_programs(norm, channels, len(partial), count)[0], 1, arrays, None)
-        self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
+        self._mix(factors, x, x, out, _RELU if relu else _NO_RELU)
         return (*statistics, *new, statistics, factors)
 
     def batch_norm_gradients(
-        self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool, member: Member | None = None
+        self, norm: BatchNorm, relu: bool, given: Trained, gradient: Any, to_data: bool, member: Member | None = None
     ) -> Sequence[Any]:
         """Return the gradients of ``batch_norm``, to data if wanted; those to parameters have yet to be summed.
 
         The gradient to data reads the sums over the whole batch, which are the gradients to gamma and beta: the first
-        GPU returns these, and the others zeros. Otherwise each returns those of its share.
+        GPU returns these, and the others zeros. Otherwise each returns those of its share. Stored statistics are those
+        of an infinite batch.
         """
-        (x, gamma, *_), (*_, statistics, kept), cp = given.inputs, given.saved, self.xp
-        mode, relu = (_GRADIENT, kept) if norm.relu else (_NO_RELU, None)
+        (x, gamma, _, *moving), cp = given.inputs, self.xp
+        if norm.use_global_stats:
+            statistics, kept, member = cp.stack(moving).astype(np.float64), None, None
+        else:
+            *_, statistics, kept = given.saved
+        mode, factors_of_relu = (_GRADIENT, kept) if relu else (_NO_RELU, None)
         found = cp.empty(x.shape, np.float32) if to_data else None
         x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
         channels = x.shape[1]
         member = member if to_data else None
-        partial = self._partial_sums(dy, x, statistics[0], relu)
+        partial = self._partial_sums(dy, x, statistics[0], factors_of_relu)
         partial, count = self._of_batch(partial, x.size // channels, member)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients}
         arrays |= {"factors": factors}
-        cuda.execute(norm_programs(norm, channels, len(partial), count)[1], 1, arrays, None)
+        whole = np.inf if norm.use_global_stats else count
+        cuda.execute(norm_programs(norm, channels, len(partial), whole)[1], 1, arrays, None)
         if to_data:
-            self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)
+            self._mix(factors, dy, x, channels_second(found, norm.axis), mode, factors_of_relu)
         if member and member.part:
             gradients.fill(0)
         return [found, *gradients, None, None, *([cp.zeros(channels, np.float32)] if norm.bias else [])]
@@ -160,24 +160,23 @@ class TrainingArrays(GpuArrays):
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
         """Return the gradient times the activation's derivative, from its output y."""
         out = self.xp.empty(y.shape, np.float32)
-        if out.size:
-            one = activation_program(activation, out.size, self.vector(out.size, gradient, y))
-            cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
+        one = activation_program(activation, out.size, self.vector(out.size, gradient, y))
+        cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
         return out
 
-    def max_pool(self, operator: Pooling, x: Any, out: Any) -> Any:
-        """Fill ``out`` with the maxima of x (B, C, H, W), and return where they are in their windows."""
+    def max_pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
+        """Fill ``out`` with the maxima of x (B, C, H, W), activated, and return where they are in their windows."""
         maxima = self.xp.empty(out.shape, maxima_type(operator.fitted(x.shape)))
-        cuda.execute(pool_programs(operator, x.shape, out.shape)[0], 1, {"x": x, "y": out, "maxima": maxima}, None)
+        program = pool_programs(operator, activation, x.shape, out.shape)[0]
+        cuda.execute(program, 1, {"x": x, "y": out, "maxima": maxima}, None)
         return maxima
 
-    def pool_gradient(self, operator: Pooling, given: Trained, gradient: Any) -> Any:
+    def pool_gradient(self, operator: Pooling, activation: str | None, given: Trained, gradient: Any) -> Any:
         """Return the gradient to x (B, C, H, W)."""
         x, y = given.inputs[0], given.out
         out = self.xp.empty(x.shape, np.float32)
-        if out.size:
-            arrays = {"maxima": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
-            cuda.execute(pool_programs(operator, x.shape, y.shape)[1], 1, arrays, None)
+        arrays = {"maxima": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
+        cuda.execute(pool_programs(operator, activation, x.shape, y.shape)[1], 1, arrays, None)
         return out
 
 
@@ -213,7 +212,7 @@ def parts_program(channels: int, parts: int) -> cuda.Program:
 
 
 @lru_cache(maxsize=1024)
-def norm_programs(norm: BatchNorm, channels: int, parts: int, count: int) -> tuple[cuda.Program, cuda.Program]:
+def norm_programs(norm: BatchNorm, channels: int, parts: int, count: float) -> tuple[cuda.Program, cuda.Program]:
     """Return what BatchNorm computes between sums and mixture, forward and backward.
 
     parts: those of the sums in partial. count: elements per channel.
@@ -249,7 +248,7 @@ def maxima_type(fitted: Pooling) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
+def pool_programs(operator: Pooling, activation: str | None, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
     """Return the max-pooling, of arrays x, y and maxima; and a pooling's gradient, of maxima, y, dy and out."""
     fitted = operator.fitted(x)
     covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
@@ -263,8 +262,8 @@ def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, 
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
         "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
-        "ACTIVATION(v)": ACTIVATIONS[operator.applied] if operator.applied else "(v)",
-        "SLOPE(y)": _DERIVATIVES[operator.applied] if operator.applied else "1.f",
+        "ACTIVATION(v)": ACTIVATIONS[activation] if activation else "(v)",
+        "SLOPE(y)": _DERIVATIVES[activation] if activation else "1.f",
         "PATCHED": int(patched),
     }
     defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad, *windows, *patches))

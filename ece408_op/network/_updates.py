@@ -31,32 +31,13 @@ class Rule:
     scale: float = 1.0
     clip: float = np.inf
 
-    def apply(self, xp: Any, one: Update) -> None:
-        """Update a parameter and its states."""
-        raise NotImplementedError
-
-    def _clipped(self, xp: Any, gradient: Any) -> Any:
-        return xp.clip(gradient, np.float32(-self.clip), np.float32(self.clip))
-
 
 @dataclass(frozen=True)
 class Sgd(Rule):
-    """Stochastic gradient descent with momentum."""
+    """Stochastic gradient descent with momentum; ``training.cu`` computes it."""
 
     states = 1
     momentum: float = 0.0
-
-    def apply(self, xp: Any, one: Update) -> None:
-        gradient = self._clipped(xp, one.gradient * np.float32(self.scale))
-        gradient += np.float32(one.decay) * one.parameter
-        (momentum,) = one.states
-        if self.momentum:
-            momentum *= np.float32(self.momentum)
-        else:
-            # Not 0 times what a step with NaN or infinity has left.
-            momentum[...] = 0
-        momentum -= np.float32(one.rate) * gradient
-        xp.add(one.parameter, momentum, out=one.parameter)
 
 
 @dataclass(frozen=True)
@@ -67,14 +48,3 @@ class Adam(Rule):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    def apply(self, xp: Any, one: Update) -> None:
-        gradient = one.gradient * np.float32(self.scale) + np.float32(one.decay) * one.parameter
-        gradient = self._clipped(xp, gradient)
-        mean, variance = one.states
-        mean *= np.float32(self.beta1)
-        mean += np.float32(1 - self.beta1) * gradient
-        variance *= np.float32(self.beta2)
-        variance += np.float32(1 - self.beta2) * gradient * gradient
-        change = np.float32(one.rate) * mean / (xp.sqrt(variance) + np.float32(self.epsilon))
-        xp.subtract(one.parameter, change, out=one.parameter)

@@ -4,7 +4,7 @@
 // warp computes one row. Memory bandwidth limits all of them (below one FLOP per byte), so that arithmetic between a
 // load and a store costs nothing, and the activation ACTIVATION(v) is part of the same pass.
 //
-// Restrictions: float32, NCHW, C-contiguous. A pooling window is unrolled. Constants, defined in front of this text:
+// Restrictions: float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
 //     pool     H W OH OW; WINDOW_, STRIDE_ and PAD_ROWS and _COLUMNS; REACHES_OVER: a window crosses the lower or right
 //              edge; MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
@@ -22,6 +22,9 @@ __device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * block
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 #ifdef WINDOW_ROWS
+// The longest side of a window whose loops are unrolled.
+constexpr int UNROLLED = 16;
+
 // The maximum, which is NaN if either is NaN.
 __device__ __forceinline__ float larger(float maximum, float v) {
     return !(v <= maximum) && maximum == maximum ? v : maximum;
@@ -34,7 +37,7 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
         const float *image = x + (size_t)(i / (OW * OH)) * (H * W);
         const int top = row * STRIDE_ROWS - PAD_ROWS, left = column * STRIDE_COLUMNS - PAD_COLUMNS;
         float result = MAXIMUM ? minus_infinity() : 0.f;
-#pragma unroll
+#pragma unroll(WINDOW_ROWS <= UNROLLED ? WINDOW_ROWS : 1)
         for (int p = 0; p < WINDOW_ROWS; p++) {
             const int h = top + p;
             if (PAD_ROWS + REACHES_OVER && (h < 0 || h >= H)) continue;
@@ -47,7 +50,7 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
                 result += pair.x + pair.y;
             }
 #else
-#pragma unroll
+#pragma unroll(WINDOW_COLUMNS <= UNROLLED ? WINDOW_COLUMNS : 1)
             for (int q = 0; q < WINDOW_COLUMNS; q++) {
                 const int w = left + q;
                 if (PAD_COLUMNS + REACHES_OVER && (w < 0 || w >= W)) continue;

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+import numpy_operators
 import pytest
 from plan_runs import launch_all, races, run_plan
 
 from ece408_op.core.kernel import EPS32
+from ece408_op.graph.symbol_graph import Node
 from ece408_op.network import _training_passes as passes
-from ece408_op.network._definition import Arrays, Trained
+from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation
 from ece408_op.network._layers import BatchNorm
 from ece408_op.network._pooling import Pooling
@@ -18,10 +18,6 @@ from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
 
 SHAPES = [(3, 5, 8), (1, 1, 1), (300, 3, 1), (2, 4, 1200), (5, 70, 6)]
-
-
-class NumpyArrays(Arrays):
-    xp = np
 
 
 def random(*shapes):
@@ -51,9 +47,9 @@ def test_sums_and_mixtures(programs):
                 (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
                 (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
             ]
-            sums_of = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
-            mixed = np.empty(shape)
-            NumpyArrays().channel_mix(factors.astype("d"), masked, y, mixed)
+            sums_of = [values.sum((0, 2)) for values in (masked, masked * (y.astype("d") - center[:, None]))]
+            a, b, c, d = factors.astype("d")[..., None]
+            mixed = a * masked + b * (y - c) + d
             expected = sums_of, np.maximum(mixed, 0) if mode == 1 else mixed
             modes.append((f"{shape} by {vector}, {mode}", sums, out, expected))
     run(programs, *steps)
@@ -102,17 +98,18 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
         run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
 
     monkeypatch.setattr(passes.cuda, "execute", emulated)
-    norm = replace(BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis), relu=relu)
+    norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis)
+    node = Node("BatchNorm", "norm", operator=norm, epilogue="relu" if relu else None)
     x, dy, *vectors, variance = random(shape, shape, *[(shape[axis],)] * 4)
     inputs, outs, found = (x, *vectors, np.abs(variance)), [], []
-    for arrays in (NumpyArrays(), EmulatedArrays(0)):
+    for arrays in (None, EmulatedArrays(0)):
         outs.append(np.full(shape, np.nan, "f"))
-        if isinstance(arrays, NumpyArrays):
-            saved = norm.train(arrays, inputs, outs[-1], 0)
-            gradients = norm.gradients(arrays, Trained(inputs, outs[-1], saved), dy, [True] * 3)
+        if arrays is None:
+            saved = numpy_operators.train(node, inputs, outs[-1])
+            gradients = numpy_operators.gradients(node, Trained(inputs, outs[-1], saved), dy, [True] * 3)
         else:
-            saved = arrays.batch_norm(norm, inputs, outs[-1])
-            gradients = arrays.batch_norm_gradients(norm, Trained(inputs, outs[-1], saved), dy, True)
+            saved = arrays.batch_norm(norm, relu, inputs, outs[-1])
+            gradients = arrays.batch_norm_gradients(norm, relu, Trained(inputs, outs[-1], saved), dy, True)
         found.append((outs[-1], *saved[:4], *gradients[:3]))
     assert relu == (outs[0].min() >= 0)
     for expected, got in zip(*found):
@@ -142,7 +139,7 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkey
         run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
 
     monkeypatch.setattr(passes.cuda, "execute", emulated)
-    norm = replace(BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed), relu=relu)
+    norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed)
     x, dy, *vectors, variances = random((5, 7, 3, 5), (5, 7, 3, 5), *[(7,)] * 4)
     x, vectors = x + np.float32(3), [*vectors, np.abs(variances)]
     axes, shares = (0, 2, 3), (slice(0, 2), slice(2, 5))
@@ -169,8 +166,8 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkey
     for part, mine in enumerate(shares):
         member, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
         inputs, arrays = (x[mine], *vectors), EmulatedArrays(0)
-        saved = arrays.batch_norm(norm, inputs, out, member)
-        to_data, *others = arrays.batch_norm_gradients(norm, Trained(inputs, out, saved), dy[mine], True, member)
+        saved = arrays.batch_norm(norm, relu, inputs, out, member)
+        to_data, *others = arrays.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True, member)
         # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
         scale = np.abs(gamma * inverse).max()
         assert np.abs(out - (np.maximum(y, 0) if relu else y)[mine]).max() <= 4 * EPS32 * scale * np.abs(x).max()
@@ -182,14 +179,18 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkey
     assert (np.abs(totals[1] - dbeta) <= EPS32 * np.abs(dbeta) + 1e-12).all()
 
 
+def activation(kind):
+    return Node("Activation", kind, operator=Activation("Activation", kind))
+
+
 def test_gradients_of_activations(programs):
     steps, cases = [], []
     for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
         for count, vector in ((37, 1), (1036, 4)):
             x, gradient = random((count,), (count,))
-            operator, y, out = Activation("Activation", kind), np.empty(count, "f"), np.full(count, np.nan, "f")
-            operator.compute(NumpyArrays(), [x], y)
-            (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+            node, y, out = activation(kind), np.empty(count, "f"), np.full(count, np.nan, "f")
+            numpy_operators.compute(node.operator, [x], y)
+            (expected,) = numpy_operators.gradients(node, Trained([x], y), gradient, [True])
             steps.append((passes.activation_program(kind, count, vector), {"x": gradient, "y": y, "out": out}))
             cases.append((f"{kind} by {vector}", out, expected))
     run(programs, *steps)
@@ -198,34 +199,35 @@ def test_gradients_of_activations(programs):
 
 
 POOLINGS = [
-    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 9)),
-    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9)),
-    (Pooling("Pooling", (3, 2), "max", (1, 2), (2, 1), "full"), (2, 3, 7, 6)),
-    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full"), (2, 2, 8, 5)),
-    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False), (2, 2, 8, 5)),
-    (Pooling("Pooling", (2, 3), "sum", (3, 4)), (1, 2, 9, 8)),
-    (Pooling("Pooling", pool_type="avg", global_pool=True), (2, 3, 7, 7)),
-    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 4, 5)),
-    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 17, 16)),
-    (Pooling("Pooling", (2, 2), "max", (2, 2), applied="tanh"), (2, 3, 8, 10)),
-    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1), applied="relu"), (2, 3, 8, 9)),
-    (Pooling("Pooling", (5, 5), "max", (1, 1), (2, 2), applied="sigmoid"), (2, 2, 7, 8)),
+    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 9), None),
+    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9), None),
+    (Pooling("Pooling", (3, 2), "max", (1, 2), (2, 1), "full"), (2, 3, 7, 6), None),
+    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full"), (2, 2, 8, 5), None),
+    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False), (2, 2, 8, 5), None),
+    (Pooling("Pooling", (2, 3), "sum", (3, 4)), (1, 2, 9, 8), None),
+    (Pooling("Pooling", pool_type="avg", global_pool=True), (2, 3, 7, 7), None),
+    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 4, 5), None),
+    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 17, 16), None),
+    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 10), "tanh"),
+    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9), "relu"),
+    (Pooling("Pooling", (5, 5), "max", (1, 1), (2, 2)), (2, 2, 7, 8), "sigmoid"),
 ]
 
 
 def test_gradients_of_pooling(programs):
     of_maxima, of_gradients, cases = [], [], []
-    for operator, shape in POOLINGS:
+    for operator, shape, following in POOLINGS:
         # Few different values: several elements of a window are its maximum.
         x = np.round(random(shape)[0])
         if operator.is_maximum:
             x[1, 0, 1, 1] = np.nan
         y, maximum = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
-        operator.compute(NumpyArrays(), [x], y)
+        numpy_operators.compute(operator, [x], y, following)
         (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
         with np.errstate(invalid="ignore"):
-            (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
-        of_maximum, of_gradient = passes.pool_programs(operator, shape, y.shape)
+            node = Node("Pooling", "pool", operator=operator, epilogue=following)
+            (expected,) = numpy_operators.gradients(node, Trained([x], y), gradient, [True])
+        of_maximum, of_gradient = passes.pool_programs(operator, following, shape, y.shape)
         maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
         if operator.is_maximum:
             of_maxima.append((of_maximum, {"x": x, "y": maximum, "maxima": maxima}))

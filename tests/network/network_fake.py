@@ -16,9 +16,10 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+import numpy_operators
 
 from ece408_op.network import _dense, engine, trainer
-from ece408_op.network._definition import Arrays, Trained
+from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Arithmetic
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
@@ -170,18 +171,6 @@ class Gpu:
         assert self.staging.qsize() == self.threads
 
 
-class NumpyArrays(Arrays):
-    """NumPy as the operators' own methods ask for it."""
-
-    xp = np
-
-    def matmul(self, a, b, out):
-        np.matmul(a, b, out=out)
-
-    def erf(self, x, out):
-        out[...] = np.frompyfunc(math.erf, 1, 1)(x).astype(np.float32)
-
-
 class Cublas:
     """The functions of cuBLAS that networks use, on host memory, and CuPy's module for it."""
 
@@ -223,17 +212,6 @@ def prepared(program, batch, arrays, scratch=None):
     return checked(program, batch, arrays)
 
 
-EPILOGUES = {
-    None: lambda v: v,
-    "relu": lambda v: np.maximum(v, 0),
-    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
-    "tanh": np.tanh,
-    "softrelu": lambda v: np.logaddexp(v, 0),
-    "softsign": lambda v: v / (1 + abs(v)),
-    "relu6": lambda v: np.clip(v, 0, 6),
-}
-
-
 def _plain(array):
     """Return what stands for a split activation: float32 values in its memory, in NCHW."""
     if not isinstance(array, SplitArray):
@@ -264,8 +242,7 @@ class Computation(Timed):
                     bound()
                 if complete:
                     return
-                self.node.operator.compute(NumpyArrays(), inputs, out)
-                out[...] = EPILOGUES[self.node.epilogue](out)
+                numpy_operators.compute(self.node.operator, inputs, out, self.node.epilogue)
 
         return call
 
@@ -278,7 +255,7 @@ class Chooser(engine.Chooser):
     def __init__(self, impl, precision, device, chip):
         # The package caches cuBLAS by device.
         super().__init__(impl, precision, "none", chip)
-        self.arrays = NumpyArrays()
+        self.arrays = numpy_operators.NumpyArrays()
 
     def choose(self, node, inputs, output, *values):
         chosen = super().choose(node, inputs, output, *values)
@@ -293,20 +270,15 @@ LAUNCHED = (Convolution, BatchNorm, Pooling, Activation, Arithmetic)
 class Operators(trainer.GpuOperators):
     """The package's launches in training, and NumPy's computations."""
 
-    def __init__(self, chooser):
-        super().__init__(chooser)
-        self.numpy = NumpyArrays()
-        self.numpy.xp = cuda.cupy()
-
     def train(self, node, inputs, out, seed):
         with np.errstate(all="ignore"):
             if isinstance(node.operator, LAUNCHED):
                 super().train(node, inputs, out, seed)
             if not self._exchanges(node):
-                return node.operator.train(self.numpy, inputs, out, seed)
+                return numpy_operators.train(node, inputs, out, seed)
             x, mine = self._of_batch(inputs[0])
             whole = np.empty(x.shape, np.float32)
-            saved = node.operator.train(self.numpy, [x, *inputs[1:]], whole, seed)
+            saved = numpy_operators.train(node, [x, *inputs[1:]], whole)
             out[...] = whole[mine]
             return saved
 
@@ -315,10 +287,10 @@ class Operators(trainer.GpuOperators):
             if isinstance(node.operator, LAUNCHED):
                 super().gradients(node, given, gradient, wanted)
             if not (self._exchanges(node) and wanted[0]):
-                return node.operator.gradients(self.numpy, given, gradient, wanted)
+                return numpy_operators.gradients(node, given, gradient, wanted)
             (x, _), (y, _), (dy, mine) = map(self._of_batch, (given.inputs[0], given.out, gradient))
             given = Trained([x, *given.inputs[1:]], y, given.saved)
-            to_data, *others = node.operator.gradients(self.numpy, given, dy, wanted)
+            to_data, *others = numpy_operators.gradients(node, given, dy, wanted)
             if self._member.part:
                 others = [None if one is None else np.zeros_like(one) for one in others]
             return [to_data[mine], *others]
@@ -335,7 +307,7 @@ class Operators(trainer.GpuOperators):
     def update(self, rule, updates):
         super().update(rule, updates)
         for one in updates:
-            rule.apply(self.numpy.xp, one)
+            numpy_operators.update(rule, one)
 
 
 class Group:

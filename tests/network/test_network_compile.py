@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -51,8 +50,8 @@ TRAINING = [
     *(_training_passes.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_passes.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
     *(_training_passes.update_program(rule, 3) for rule in (Sgd(), Adam())),
-    *_training_passes.pool_programs(replace(COURSE, applied="tanh"), (10, 50, 24, 24), (10, 50, 12, 12)),
-    *_training_passes.pool_programs(OTHER, (10, 5, 25, 24), (10, 5, 13, 25)),
+    *_training_passes.pool_programs(COURSE, "tanh", (10, 50, 24, 24), (10, 50, 12, 12)),
+    *_training_passes.pool_programs(OTHER, None, (10, 5, 25, 24), (10, 5, 13, 25)),
 ]
 
 

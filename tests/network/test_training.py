@@ -122,7 +122,7 @@ def test_an_activation_in_front_of_a_max_pooling(kind):
     pooled = S.Pooling(x, pool_type="max", name="joined", **words)
     symbol = S.Group([pooled, S.Pooling(y, pool_type="max", **words) + S.Pooling(y, pool_type="avg", **words)])
     fused = _training.fused(parse(text_of(node_of(symbol, {}, inputs=("data",)))))
-    applied = {node.name: getattr(node.operator, "applied", None) for _, node in fused.operators}
+    applied = {node.name: node.epilogue for _, node in fused.operators}
     assert [name for name, activation in applied.items() if activation] == ["joined"]
     assert applied["joined"] == kind
     args, aux = values(symbol, {"data": (3, 2, 7, 8)})
