@@ -15,6 +15,8 @@ from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.kernels.cuda import cudnn
 from ece408_op.problem import ITEM_BYTES, PAD, ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _passes, _split_layers
@@ -24,7 +26,7 @@ from ._formats import Form, Values
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._network import described
 from ._pooling import Pooling
-from ._schedule import ArrayComputation, Call, Computation, in_order
+from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, in_order
 from ._shaping import Softmax, SoftmaxOutput
 from ._timing import Timed, Timer
 
@@ -146,7 +148,7 @@ def _by_kernel(
     output: Shape,
     kernel: CudaKernel,
     problem: ConvProblem,
-    border: _passes.Pass | None = None,
+    border: Program | None = None,
 ) -> ConvolutionComputation:
     """Return the convolution by a kernel, on images that are copied with a border where there is one."""
     plan = kernel.plan(problem, chooser.chip, SCRATCH_ALIGNMENT)
@@ -157,7 +159,8 @@ def _by_kernel(
         if border is None:
             return kernel.prepare_launch(problem, x, w, out, rest)
         padded = scratch[: prod(problem.x_shape)].reshape(problem.x_shape)
-        return in_order(border.bind(x=x, y=padded), kernel.prepare_launch(problem, padded, w, out, rest))
+        add_border = cuda.prepared_launch(border, 1, {"x": x, "y": padded})
+        return in_order(add_border, kernel.prepare_launch(problem, padded, w, out, rest))
 
     scratch = copied + (plan.scratch_bytes if plan.repeatable else 0)
     return ConvolutionComputation(chooser, node, output, bind, kernel.name, scratch, plan.repeatable)
@@ -184,16 +187,6 @@ def _fully_connected(chooser: Chooser, node: Node, inputs: Sequence[Shape], outp
     return BlasFullyConnected(*layer)
 
 
-class _Pass(Computation):
-    """A node that is one launch."""
-
-    def __init__(self, launch: _passes.Pass) -> None:
-        self._launch = launch
-
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        return self._launch.bind(x=inputs[0], y=out)
-
-
 class _Norm(Computation):
     """BatchNorm: a factor and a number for each channel, computed when the parameters come."""
 
@@ -213,7 +206,8 @@ class _Norm(Computation):
         """Return the launch, or the operator's own method if other nodes compute its parameters."""
         if self._factors is None:
             return self._plain.bind(inputs, out, scratch)
-        return self._launch.bind(x=inputs[0], scale=self._factors[0], shift=self._factors[1], y=out)
+        arrays = {"x": inputs[0], "scale": self._factors[0], "shift": self._factors[1], "y": out}
+        return cuda.prepared_launch(self._launch, 1, arrays)
 
 
 def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
@@ -221,14 +215,14 @@ def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) 
 
 
 def _pool(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    return _Pass(_passes.pool(node.operator, inputs[0], output, node.epilogue))
+    return ProgramComputation(_passes.pool(node.operator, inputs[0], output, node.epilogue))
 
 
 def _softmax(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
     operator, length = node.operator, node.operator.row_length(output)
     if length is None:
         return None
-    return _Pass(_passes.softmax(prod(output) // length, length, operator.temperature, operator.logarithm))
+    return ProgramComputation(_passes.softmax(prod(output) // length, length, operator.temperature, operator.logarithm))
 
 
 _Choice = Callable[[Chooser, Node, Sequence[Shape], Shape], Optional[Computation]]

@@ -1,8 +1,9 @@
-"""The launches of ``passes.cu``: the definitions in front of the text, and the number of blocks."""
+"""The launches of ``passes.cu`` and ``pooling.cu``: the definitions in front of the text, and the number of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,93 +31,115 @@ ACTIVATIONS = {
     "softrelu": "((v) > 20.f ? (v) : log1pf(expf(v)))",
     "softsign": "((v) / (1.f + fabsf(v)))",
 }
+#: Their derivatives, from the output y.
+DERIVATIVES = {
+    "relu": "((y) > 0.f ? 1.f : 0.f)",
+    "sigmoid": "((y) * (1.f - (y)))",
+    "tanh": "(1.f - (y) * (y))",
+    "softrelu": "(-expm1f(-(y)))",
+    "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
+}
+#: A thread of a pooling's gradient computes at most this many windows, and elements, at once.
+_WRITTEN = 16
+#: The names of a pooling's sizes in pooling.cu.
+_POOL_SIZES = (
+    *("HEIGHT", "WIDTH", "OUTPUT_HEIGHT", "OUTPUT_WIDTH", "ROWS", "COLUMNS"),
+    *("STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS"),
+    *("WINDOWS_DOWN", "WINDOWS_ACROSS", "PATCHES_DOWN", "PATCHES_ACROSS"),
+)
 
 
 def program(
     file: str,
-    launch: Launch,
+    entry: str,
+    arguments: tuple[Any, ...],
+    elements: int,
     defines: Mapping[str, int | str],
     activation: str | None = None,
-    options: tuple[str, ...] = (),
-    config: Mapping[str, int] | None = None,
+    vector: int = 1,
+    grid: tuple[int, int] | None = None,
 ) -> cuda.Program:
-    """Return the program of one launch: the file's text behind its definitions and the constants of struct Config."""
+    """Return the program of one launch of a function in a file, behind the definitions.
+
+    elements: what the function counts; a thread computes ``vector`` at a time, and further ones in turn. grid: blocks
+    of a function that counts in another way.
+    """
+    index = "unsigned long long" if elements >= 1 << 31 else "unsigned int"
+    defines = {"INDEX": index, "VECTOR": vector, **defines}
     if activation:
-        defines = {**defines, "ACTIVATION(v)": ACTIVATIONS[activation]}
+        defines["ACTIVATION(v)"] = ACTIVATIONS[activation]
     text = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    if config:
-        constants = "".join(f"    static constexpr int {name} = {value};\n" for name, value in config.items())
-        text += f"struct Config {{\n{constants}}};\n"
     text += f'#line 1 "{file}"\n{(_FOLDER / file).read_text(encoding="utf-8")}'
-    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
-    return cuda.Program(launch.entry, text, options, plan)
+    blocks = grid or (max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS))), 1)
+    launch = Launch(entry, (*blocks, 1), (_THREADS, 1, 1), arguments)
+    return cuda.Program(entry, text, (), Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,)))
 
 
-class Pass:
-    """One launch of a function of ``passes.cu`` on arrays by name; "x" is among them."""
-
-    def __init__(
-        self,
-        entry: str,
-        arguments: tuple[Any, ...],
-        defines: dict[str, int | str],
-        elements: int,
-        activation: str | None = None,
-        threads_per_element: int = 1,
-    ) -> None:
-        threads = elements * threads_per_element
-        defines = {"INDEX": "unsigned long long" if threads >= 1 << 31 else "unsigned int", **defines}
-        blocks = max(1, min(_BLOCKS, ceil_div(threads, _THREADS)))
-        launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), (*arguments, np.int64(elements)))
-        self.program = program("passes.cu", launch, defines, activation)
-
-    def bind(self, **arrays: Any) -> Call:
-        """Return the call that launches the pass on the current stream."""
-        return cuda.prepared_launch(self.program, 1, arrays)
+def maxima_type(fitted: Pooling) -> Any:
+    """Return the type that numbers a window's elements; its largest number means none."""
+    return np.uint8 if prod(fitted.kernel) < 256 else np.int32
 
 
-def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:
-    """Pooling of x (B, C, H, W) into y; arrays x, y."""
+@lru_cache(maxsize=1024)
+def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, kept: bool = False) -> cuda.Program:
+    """Return the pooling of x (B, C, H, W) into y; arrays x, y and, if they are ``kept``, maxima."""
+    defines = {**_pool_defines(operator, x, y, activation), "KEPT": int(kept)}
+    arguments = ("x", "y", "maxima" if kept else "y", np.int64(prod(y)))
+    return program("pooling.cu", "pool", arguments, prod(y), defines)
+
+
+@lru_cache(maxsize=1024)
+def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> cuda.Program:
+    """Return the gradient of a pooling; arrays maxima, y, dy and out."""
+    defines = {**_pool_defines(operator, x, y, activation), "KEPT": 0}
+    count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
+    return program("pooling.cu", "pool_gradient", ("maxima", "y", "dy", "out", np.int64(count)), count, defines)
+
+
+def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> dict[str, int | str]:
     fitted = operator.fitted(x)
-    # Whether a last window reaches over the lower or right edge.
-    edges = zip(y[2:], fitted.stride, fitted.pad, fitted.kernel, x[2:])
-    reaches_over = any((out - 1) * stride - pad + kernel > length for out, stride, pad, kernel, length in edges)
-    names = ("WINDOW_ROWS", "WINDOW_COLUMNS", "STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS")
-    numbers = (*fitted.kernel, *fitted.stride, *fitted.pad, *x[2:], *y[2:])
-    defines: dict[str, int | str] = dict(zip((*names, "H", "W", "OH", "OW"), numbers))
-    defines.update(
-        REACHES_OVER=int(reaches_over),
-        MAXIMUM=int(operator.is_maximum),
-        MEAN=int(operator.pool_type == "avg"),
-        COUNT_PAD=int(operator.count_include_pad),
-    )
-    return Pass("pool", ("x", "y"), defines, prod(y), activation)
+    covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
+    small = max(prod(covering), prod(fitted.stride)) <= _WRITTEN
+    patched = small and covering[0] <= y[2] and covering[1] <= y[3]
+    windows, patches = map(min, zip(covering, y[2:])), x[2:]
+    if patched:
+        patches = tuple(ceil_div(length + pad, stride) for length, pad, stride in zip(x[2:], fitted.pad, fitted.stride))
+    return {
+        **dict(zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad, *windows, *patches))),
+        "MAXIMUM": int(operator.is_maximum),
+        "MEAN": int(operator.pool_type == "avg"),
+        "COUNT_PAD": int(operator.count_include_pad),
+        "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
+        "ACTIVATION(v)": ACTIVATIONS[activation] if activation else "(v)",
+        "DERIVATIVE(y)": DERIVATIVES.get(activation or "", "1.f"),
+        "PATCHED": int(patched),
+    }
 
 
 def affine(
     channels: int, inner: int, elements: int, activation: str | None, scaled: bool = False, residual: bool = False
-) -> Pass:
+) -> cuda.Program:
     """y = activation(x scale + shift + residual) for each channel; y may be x.
 
     Arrays x, shift and y; scale and residual are left out where they are not asked for.
     """
-    flags = {"SCALED": int(scaled), "RESIDUAL": int(residual)}
-    defines: dict[str, int | str] = {"CHANNELS": channels, "INNER": inner, **flags}
+    defines = {"CHANNELS": channels, "INNER": inner, "SCALED": int(scaled), "RESIDUAL": int(residual)}
     # What is not asked for is not read.
-    arguments = ("x", "scale" if scaled else "shift", "shift", "residual" if residual else "x", "y")
-    return Pass("affine", arguments, defines, elements, activation)
+    arrays = ("x", "scale" if scaled else "shift", "shift", "residual" if residual else "x", "y")
+    return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, defines, activation)
 
 
-def border(pad: tuple[int, int], x: Shape) -> Pass:
+def border(pad: tuple[int, int], x: Shape) -> cuda.Program:
     """x (B, C, H, W) with zeros around each image of each channel; arrays x, y."""
-    defines: dict[str, int | str] = {"BORDER": 1, "H": x[2], "W": x[3], "PAD_ROWS": pad[0], "PAD_COLUMNS": pad[1]}
-    return Pass("border", ("x", "y"), defines, x[0] * x[1] * (x[2] + 2 * pad[0]) * (x[3] + 2 * pad[1]))
+    defines = {"BORDER": 1, "H": x[2], "W": x[3], "PAD_ROWS": pad[0], "PAD_COLUMNS": pad[1]}
+    elements = x[0] * x[1] * (x[2] + 2 * pad[0]) * (x[3] + 2 * pad[1])
+    return program("passes.cu", "border", ("x", "y", np.int64(elements)), elements, defines)
 
 
-def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> Pass:
-    """Softmax of each row of ``length`` elements; arrays x, y."""
-    defines: dict[str, int | str] = {"N": length, "LOGARITHM": int(logarithm)}
-    return Pass("softmax", ("x", "y", np.float32(temperature)), defines, rows, threads_per_element=32)
+def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> cuda.Program:
+    """Softmax of each row of ``length`` elements, computed by a warp; arrays x, y."""
+    arguments = ("x", "y", np.float32(temperature), np.int64(rows))
+    return program("passes.cu", "softmax", arguments, 32 * rows, {"N": length, "LOGARITHM": int(logarithm)})
 
 
 class Epilogue:
@@ -138,4 +161,4 @@ class Epilogue:
                 self._zeros = cuda.cupy().zeros(self._channels, np.float32)
             shift = self._zeros
         given = {} if residual is None else {"residual": residual}
-        return self._pass.bind(x=out, shift=shift, y=out, **given)
+        return cuda.prepared_launch(self._pass, 1, {"x": out, "shift": shift, "y": out, **given})

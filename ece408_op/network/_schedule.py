@@ -55,6 +55,29 @@ class ArrayComputation(Computation):
         return call
 
 
+class ProgramComputation(Computation):
+    """A node without parameters that is one launch."""
+
+    def __init__(self, program: cuda.Program) -> None:
+        self._program = program
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        batch = self._program.plan.images_per_launch
+        return cuda.prepared_launch(self._program, batch, arrays_of(inputs, out))
+
+
+def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
+    """Return the arrays by the names that programs have for them: x, x1, ..., y, and x_scales, scales1, ..., y_scales.
+
+    The latter for split activations.
+    """
+    names = [("x", "x_scales"), *((f"x{number}", f"scales{number}") for number in range(1, len(inputs)))]
+    found: dict[str, Any] = {}
+    for (values, scales), array in zip((*names, ("y", "y_scales")), (*inputs, out)):
+        found |= {values: array.values, scales: array.scales} if isinstance(array, SplitArray) else {values: array}
+    return found
+
+
 def in_order(*calls: Call | None) -> Call:
     """Return one call for several; None does nothing."""
     some = [call for call in calls if call is not None]

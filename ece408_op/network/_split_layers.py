@@ -26,7 +26,7 @@ from ._formats import SCALE_BYTES, Form, Join, Split, SplitArray, image_shape, s
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._passes import ACTIVATIONS
 from ._pooling import Pooling
-from ._schedule import Call, Computation, in_order
+from ._schedule import Call, Computation, ProgramComputation, arrays_of, in_order
 from ._shaping import Concat
 from ._timing import Timed, Timer
 
@@ -106,37 +106,17 @@ def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output
         kind = _First if first else _Depthwise if is_depthwise(operator, x) else _Convolution
         return kind(timer, chip, node, x, output)
     if isinstance(operator, Join):
-        return _Pass(split_passes.join(x))
+        return ProgramComputation(split_passes.join(x))
     if isinstance(operator, Split):
         return _Split(x, chip)
     if isinstance(operator, Concat):
-        return _Pass(split_passes.concat(list(inputs), following))
+        return ProgramComputation(split_passes.concat(list(inputs), following))
     if isinstance(operator, Pooling):
         fitted = operator.fitted(x)
         windows = fitted.kernel, fitted.stride, fitted.pad
         counted = fitted.count_include_pad
-        return _Pass(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
+        return ProgramComputation(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
     return _Affine(node, x)
-
-
-def _arrays(inputs: Sequence[SplitArray], out: Any) -> dict[str, Any]:
-    """Return the arrays by the names that the programs have for them."""
-    names = [("x", "x_scales"), *((f"x{number}", f"scales{number}") for number in range(1, len(inputs)))]
-    found = {"y": out} if not isinstance(out, SplitArray) else {"y": out.values, "y_scales": out.scales}
-    for (values, scales), array in zip(names, inputs):
-        found.update({values: array.values, scales: array.scales})
-    return found
-
-
-class _Pass(Computation):
-    """A node without parameters that is one launch."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        batch = self._program.plan.images_per_launch
-        return cuda.prepared_launch(self._program, batch, _arrays(inputs, out))
 
 
 class _Split(Computation):
@@ -170,7 +150,7 @@ class _Affine(Computation):
         self._parameters = {"w": factor, "bias": added, "limits": split_form.output_limits(factor, added)}
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        return cuda.prepared_launch(self._program, self._x[0], {**_arrays(inputs[:1], out), **self._parameters})
+        return cuda.prepared_launch(self._program, self._x[0], {**arrays_of(inputs[:1], out), **self._parameters})
 
 
 class _Convolution(Timed):
@@ -213,7 +193,7 @@ class _Convolution(Timed):
         return given if bias is None else {**given, "bias": bias}
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        arrays = {**_arrays(inputs[:1], out), **self._parameters}
+        arrays = {**arrays_of(inputs[:1], out), **self._parameters}
         if self._residual:
             arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
         call = cuda.prepared_launch(self._program, self._problem.batch, arrays)

@@ -1,12 +1,11 @@
 """What computes a training step's nodes on the GPU: convolutions and their gradients by our kernels, pooling, BatchNorm
-and activations by ``passes.cu`` and ``training.cu``, other operators by their own methods with CuPy and cuBLAS.
+and activations by ``pooling.cu`` and ``training.cu``, other operators by their own methods with CuPy and cuBLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ import numpy as np
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.runtime import cuda
 
-from ._definition import Shape, Trained
+from ._definition import Trained
 from ._elementwise import Activation, Arithmetic
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution
 from ._meeting import Member
-from ._passes import Pass, pool
+from ._passes import pool
 from ._pooling import Pooling
 from ._training_passes import TrainingArrays, rows_of, update_program
 from ._updates import Adam, Sgd, Update
@@ -47,7 +46,7 @@ class GpuOperators:
         if isinstance(operator, Pooling) and operator.is_maximum:
             return self.arrays.max_pool(operator, node.epilogue, inputs[0], out)
         if isinstance(operator, Pooling):
-            cuda.execute(_pool(operator, inputs[0].shape, out.shape).program, 1, {"x": inputs[0], "y": out}, None)
+            cuda.execute(pool(operator, inputs[0].shape, out.shape, None), 1, {"x": inputs[0], "y": out}, None)
             return None
         if isinstance(operator, BatchNorm) and not operator.use_global_stats:
             return self.arrays.batch_norm(operator, node.epilogue == "relu", inputs, out, self._member)
@@ -102,8 +101,3 @@ class GpuOperators:
         """Update all parameters in one launch."""
         rows = rows_of(updates)
         cuda.execute(update_program(rule, len(rows)), 1, {"x": self.arrays.xp.asarray(rows)}, None)
-
-
-@lru_cache(maxsize=256)
-def _pool(operator: Pooling, x: Shape, y: Shape) -> Pass:
-    return pool(operator, x, y, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -10,43 +10,22 @@ from typing import Any
 import numpy as np
 
 from ece408_op.runtime import cuda
-from ece408_op.runtime.launch import Launch, ceil_div
+from ece408_op.runtime.launch import ceil_div
 
 from ._definition import Shape, Trained
 from ._dense import GpuArrays
 from ._layers import BatchNorm, channels_second
 from ._meeting import Member
-from ._passes import ACTIVATIONS, program
+from ._passes import DERIVATIVES, maxima_type, pool, pool_gradient, program
 from ._pooling import Pooling
 from ._updates import Adam, Sgd, Update
 
-_THREADS = 256
-#: The largest grid; each thread computes further elements in turn.
-_BLOCKS = 1 << 20
 #: RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2
 #: Blocks that update a parameter.
 _UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
 _FILLING = 2048
-
-#: A thread of a pooling's gradient computes at most this many windows, and elements, at once.
-_WRITTEN = 16
-#: The names of a pooling's sizes in training.cu.
-_POOL_SIZES = (
-    *("HEIGHT", "WIDTH", "OUTPUT_HEIGHT", "OUTPUT_WIDTH", "ROWS", "COLUMNS"),
-    *("STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS"),
-    *("WINDOWS_DOWN", "WINDOWS_ACROSS", "PATCHES_DOWN", "PATCHES_ACROSS"),
-)
-
-#: The derivatives of the activations in CUDA C++, from the output y.
-_DERIVATIVES = {
-    "relu": "((y) > 0.f ? 1.f : 0.f)",
-    "sigmoid": "((y) * (1.f - (y)))",
-    "tanh": "(1.f - (y) * (y))",
-    "softrelu": "(-expm1f(-(y)))",
-    "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
-}
 
 
 class TrainingArrays(GpuArrays):
@@ -167,8 +146,8 @@ class TrainingArrays(GpuArrays):
     def max_pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
         """Fill ``out`` with the maxima of x (B, C, H, W), activated, and return where they are in their windows."""
         maxima = self.xp.empty(out.shape, maxima_type(operator.fitted(x.shape)))
-        program = pool_programs(operator, activation, x.shape, out.shape)[0]
-        cuda.execute(program, 1, {"x": x, "y": out, "maxima": maxima}, None)
+        one = pool(operator, x.shape, out.shape, activation, kept=True)
+        cuda.execute(one, 1, {"x": x, "y": out, "maxima": maxima}, None)
         return maxima
 
     def pool_gradient(self, operator: Pooling, activation: str | None, given: Trained, gradient: Any) -> Any:
@@ -176,23 +155,8 @@ class TrainingArrays(GpuArrays):
         x, y = given.inputs[0], given.out
         out = self.xp.empty(x.shape, np.float32)
         arrays = {"maxima": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
-        cuda.execute(pool_programs(operator, activation, x.shape, y.shape)[1], 1, arrays, None)
+        cuda.execute(pool_gradient(operator, x.shape, y.shape, activation), 1, arrays, None)
         return out
-
-
-def _program(
-    entry: str,
-    elements: int,
-    args: tuple[Any, ...],
-    vector: int = 1,
-    defines: Mapping[str, int | str] | None = None,
-    blocks: int | None = None,
-) -> cuda.Program:
-    index = "unsigned long long" if elements >= 1 << 31 else "unsigned int"
-    if blocks is None:
-        blocks = max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS)))
-    launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), args)
-    return program("training.cu", launch, {"INDEX": index, "VECTOR": vector, **(defines or {})})
 
 
 @lru_cache(maxsize=1024)
@@ -202,13 +166,15 @@ def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.P
     numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
     args = ("x", "y", "center", "relu", "partial", *numbers)
     # One block for each channel and part, without the limit of the other grids: blocks do not loop over them.
-    return _program("channel_sums", prod(shape), args, vector, {"RELU": relu}, parts * channels)
+    grid = parts * channels, 1
+    return program("training.cu", "channel_sums", args, prod(shape), {"RELU": relu}, vector=vector, grid=grid)
 
 
 @lru_cache(maxsize=1024)
 def parts_program(channels: int, parts: int) -> cuda.Program:
     """Return the sum of the parts; arrays partial and sums."""
-    return _program("sum_parts", 2 * channels, ("partial", "sums", np.int32(channels), np.int32(parts)))
+    args = ("partial", "sums", np.int32(channels), np.int32(parts))
+    return program("training.cu", "sum_parts", args, 2 * channels, {})
 
 
 @lru_cache(maxsize=1024)
@@ -221,9 +187,9 @@ def norm_programs(norm: BatchNorm, channels: int, parts: int, count: float) -> t
     fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
     eps, momentum = np.float64(norm.eps), np.float64(norm.momentum)
     given = ("partial", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")
-    forward = _program("norm_factors", channels, (*given, *numbers, eps, momentum), 1, fixed)
-    given_back = ("partial", "statistics", "gamma", "gradients", "factors")
-    return forward, _program("norm_gradient_factors", channels, (*given_back, *numbers, eps), 1, fixed)
+    forward = program("training.cu", "norm_factors", (*given, *numbers, eps, momentum), channels, fixed)
+    back = ("partial", "statistics", "gamma", "gradients", "factors", *numbers, eps)
+    return forward, program("training.cu", "norm_gradient_factors", back, channels, fixed)
 
 
 @lru_cache(maxsize=1024)
@@ -232,46 +198,15 @@ def mix_program(shape: Shape, vector: int, relu: int = 0) -> cuda.Program:
     _, channels, inner = shape
     count = prod(shape)
     numbers = (np.int32(channels), np.int32(inner // vector), np.int64(count // vector))
-    return _program("channel_mix", count, ("x", "y", "factors", "relu", "out", *numbers), vector, {"RELU": relu})
+    args = ("x", "y", "factors", "relu", "out", *numbers)
+    return program("training.cu", "channel_mix", args, count, {"RELU": relu}, vector=vector)
 
 
 @lru_cache(maxsize=1024)
 def activation_program(activation: str, count: int, vector: int) -> cuda.Program:
     """Return the gradient of an activation; arrays x, the gradient, y and out."""
-    defines = {"DERIVATIVE(y)": _DERIVATIVES[activation]}
-    return _program("activation_gradient", count, ("x", "y", "out", np.int64(count // vector)), vector, defines)
-
-
-def maxima_type(fitted: Pooling) -> Any:
-    """Return the type that numbers a window's elements; its largest number means none."""
-    return np.uint8 if prod(fitted.kernel) < 256 else np.int32
-
-
-@lru_cache(maxsize=1024)
-def pool_programs(operator: Pooling, activation: str | None, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
-    """Return the max-pooling, of arrays x, y and maxima; and a pooling's gradient, of maxima, y, dy and out."""
-    fitted = operator.fitted(x)
-    covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
-    small = max(prod(covering), prod(fitted.stride)) <= _WRITTEN
-    patched = small and covering[0] <= y[2] and covering[1] <= y[3]
-    windows, patches = map(min, zip(covering, y[2:])), x[2:]
-    if patched:
-        patches = tuple(ceil_div(length + pad, stride) for length, pad, stride in zip(x[2:], fitted.pad, fitted.stride))
-    defines: dict[str, int | str] = {
-        "MAXIMUM": int(operator.is_maximum),
-        "MEAN": int(operator.pool_type == "avg"),
-        "COUNT_PAD": int(operator.count_include_pad),
-        "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
-        "ACTIVATION(v)": ACTIVATIONS[activation] if activation else "(v)",
-        "SLOPE(y)": _DERIVATIVES[activation] if activation else "1.f",
-        "PATCHED": int(patched),
-    }
-    defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad, *windows, *patches))
-    count = prod(x[:2]) * prod(patches)
-    return (
-        _program("max_pool", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
-        _program("pool_gradient", count, ("maxima", "y", "dy", "out", np.int64(count)), 1, defines),
-    )
+    args, defines = ("x", "y", "out", np.int64(count // vector)), {"DERIVATIVE(y)": DERIVATIVES[activation]}
+    return program("training.cu", "activation_gradient", args, count, defines, vector=vector)
 
 
 def rows_of(updates: Sequence[Update]) -> np.ndarray:
@@ -292,7 +227,6 @@ def update_program(rule: Sgd | Adam, count: int) -> cuda.Program:
         numbers += [rule.beta1, rule.beta2, 1 - rule.beta1, 1 - rule.beta2, rule.epsilon]
     else:
         numbers += [rule.momentum, 0, 0, 0, 0]
-    args: list[Any] = ["x", *map(np.float32, numbers)]
-    launch = Launch("update", (_UPDATE_BLOCKS, count, 1), (_THREADS, 1, 1), tuple(args))
-    defines: dict[str, int | str] = {"INDEX": "unsigned long long", "VECTOR": 1, "ADAM": int(isinstance(rule, Adam))}
-    return program("training.cu", launch, defines)
+    args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(isinstance(rule, Adam))}
+    # A parameter may have any number of elements.
+    return program("training.cu", "update", args, 1 << 31, defines, grid=(_UPDATE_BLOCKS, count))

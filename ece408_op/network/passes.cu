@@ -1,4 +1,4 @@
-// Passes over memory: pooling, a factor and a number per channel, a border of zeros, softmax.
+// Passes over memory: a factor and a number per channel, a border of zeros, softmax.
 //
 // A thread computes one output element, and neighbouring threads read and write neighbouring addresses; for softmax a
 // warp computes one row. Memory bandwidth limits all of them (below one FLOP per byte), so that arithmetic between a
@@ -6,8 +6,6 @@
 //
 // Restrictions: float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
-//     pool     H W OH OW; WINDOW_, STRIDE_ and PAD_ROWS and _COLUMNS; REACHES_OVER: a window crosses the lower or right
-//              edge; MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 //     affine   CHANNELS; INNER: elements of one channel of one image; SCALED: there is a factor; RESIDUAL: an array is
 //              added
 //     border   H W PAD_ROWS PAD_COLUMNS
@@ -20,59 +18,6 @@
 __device__ __forceinline__ INDEX first_element() { return (INDEX)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * blockDim.x; }
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-
-#ifdef WINDOW_ROWS
-// The longest side of a window whose loops are unrolled.
-constexpr int UNROLLED = 16;
-
-// The maximum, which is NaN if either is NaN.
-__device__ __forceinline__ float larger(float maximum, float v) {
-    return !(v <= maximum) && maximum == maximum ? v : maximum;
-}
-
-// y (B, C, OH, OW) = maximum, mean or sum of the windows of x (B, C, H, W).
-extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__ y, long long count) {
-    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int column = (int)(i % OW), row = (int)(i / OW % OH);
-        const float *image = x + (size_t)(i / (OW * OH)) * (H * W);
-        const int top = row * STRIDE_ROWS - PAD_ROWS, left = column * STRIDE_COLUMNS - PAD_COLUMNS;
-        float result = MAXIMUM ? minus_infinity() : 0.f;
-#pragma unroll(WINDOW_ROWS <= UNROLLED ? WINDOW_ROWS : 1)
-        for (int p = 0; p < WINDOW_ROWS; p++) {
-            const int h = top + p;
-            if (PAD_ROWS + REACHES_OVER && (h < 0 || h >= H)) continue;
-#if WINDOW_COLUMNS == 2 && STRIDE_COLUMNS == 2 && PAD_COLUMNS == 0 && !REACHES_OVER && W % 2 == 0 && H * W % 2 == 0
-            const float2 pair = *(const float2 *)(image + h * W + left);
-            if (MAXIMUM) {
-                result = larger(result, pair.x);
-                result = larger(result, pair.y);
-            } else {
-                result += pair.x + pair.y;
-            }
-#else
-#pragma unroll(WINDOW_COLUMNS <= UNROLLED ? WINDOW_COLUMNS : 1)
-            for (int q = 0; q < WINDOW_COLUMNS; q++) {
-                const int w = left + q;
-                if (PAD_COLUMNS + REACHES_OVER && (w < 0 || w >= W)) continue;
-                const float v = image[h * W + w];
-                if (MAXIMUM) result = larger(result, v);
-                else result += v;
-            }
-#endif
-        }
-        if (MEAN) {
-            int rows = min(top + WINDOW_ROWS, H + PAD_ROWS) - top;
-            int columns = min(left + WINDOW_COLUMNS, W + PAD_COLUMNS) - left;
-            if (!COUNT_PAD) {
-                rows = min(top + WINDOW_ROWS, H) - max(top, 0);
-                columns = min(left + WINDOW_COLUMNS, W) - max(left, 0);
-            }
-            result /= (float)(rows * columns);
-        }
-        y[i] = ACTIVATION(result);
-    }
-}
-#endif
 
 #ifdef CHANNELS
 __device__ __forceinline__ float affine_of(float v, float factor, float added, float more) {

@@ -1,9 +1,8 @@
 // Passes of a training step over memory: sums and mixtures per channel, what BatchNorm computes between them, gradients
-// of pooling and activations, updates of parameters.
+// of activations, updates of parameters.
 //
-// Each input element is read once and each output element written once, except in the gradient of pooling, where a
-// thread reads its window, or all windows over its element, mostly from L1. Memory bandwidth limits all of them (below
-// one FLOP per byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums
+// Each input element is read once and each output element written once. Memory bandwidth limits all of them (below one
+// FLOP per byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums
 // over a batch are float64, so that their errors do not grow with it.
 //
 // Four consecutive elements of one channel are read at a time where VECTOR is 4, which needs inner % 4 == 0.
@@ -14,9 +13,6 @@
 //                          relu's output; mask it by the sign of relu[0] y + relu[3], BatchNorm's output
 //     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
-//     max_pool, pool_gradient   MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes; ACTIVATION(v)
-//                          of the maxima, and SLOPE(y), its derivative; MAXIMA_TYPE; WINDOWS_DOWN, _ACROSS: the most
-//                          windows over an element; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
 
 constexpr int THREADS = 256;
 
@@ -192,102 +188,6 @@ extern "C" __global__ void update(const Row *rows, float scale, float clip, floa
             const float kept = beta1 ? beta1 * row.first[i] : 0.f;
             const float momentum = row.first[i] = kept - row.rate * g;
             row.w[i] = w + momentum;
-        }
-    }
-}
-#endif
-
-#ifdef MAXIMUM
-// The sizes are constants, so that divisions by them are multiplications.
-constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
-constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
-// Whether all windows lie inside the image.
-constexpr bool INSIDE = pad_rows + pad_columns == 0 && (OH - 1) * stride_rows + rows <= H &&
-                        (OW - 1) * stride_columns + columns <= W;
-// The most steps of loops that are written out.
-constexpr int WRITTEN = 16;
-constexpr MAXIMA_TYPE NONE = (MAXIMA_TYPE)-1;
-
-// y (planes, OH, OW) = ACTIVATION of each window's maximum; maxima: the row-major number within the window of the first
-// element that is the maximum, NONE if that is NaN.
-extern "C" __global__ void max_pool(const float *__restrict__ x, float *__restrict__ y,
-                                    MAXIMA_TYPE *__restrict__ maxima, long long count) {
-    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
-        const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * H * W;
-        float maximum = 0.f;
-        int found = -1;
-#pragma unroll(rows * columns <= WRITTEN ? rows : 1)
-        for (int p = 0; p < rows; p++) {
-#pragma unroll(rows * columns <= WRITTEN ? columns : 1)
-            for (int q = 0; q < columns; q++) {
-                const int h = top + p, w = left + q;
-                if (!INSIDE && (h < 0 || h >= H || w < 0 || w >= W)) continue;
-                const float v = image[h * W + w];
-                if (found < 0 || (!(v <= maximum) && maximum == maximum)) {
-                    maximum = v;
-                    found = p * columns + q;
-                }
-            }
-        }
-        y[i] = ACTIVATION(maximum);
-        maxima[i] = maximum == maximum ? (MAXIMA_TYPE)found : NONE;
-    }
-}
-
-// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. maxima and y: of max_pool; SLOPE(y): ACTIVATION's derivative.
-// A thread computes a patch of elements under the same windows; PATCHED: it has the size of the strides, and the
-// elements' places in the windows are constants.
-extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima, const float *__restrict__ y,
-                                         const float *__restrict__ dy, float *__restrict__ out, long long count) {
-    constexpr int patch_rows = PATCHED ? stride_rows : 1, patch_columns = PATCHED ? stride_columns : 1;
-    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int down = (int)(i / PATCHES_ACROSS % PATCHES_DOWN), across = (int)(i % PATCHES_ACROSS);
-        const size_t plane = (size_t)(i / ((INDEX)PATCHES_ACROSS * PATCHES_DOWN));
-        const int first_h = PATCHED ? down * stride_rows - pad_rows : down;
-        const int first_w = PATCHED ? across * stride_columns - pad_columns : across;
-        // The last windows over the patch: window p begins at p stride - pad.
-        const int last_p = PATCHED ? down : min(OH - 1, (down + pad_rows) / stride_rows);
-        const int last_q = PATCHED ? across : min(OW - 1, (across + pad_columns) / stride_columns);
-        float sums[patch_rows][patch_columns] = {};
-#pragma unroll(PATCHED ? WINDOWS_DOWN : 1)
-        for (int up = WINDOWS_DOWN - 1; up >= 0; up--) {
-#pragma unroll(PATCHED ? WINDOWS_ACROSS : 1)
-            for (int back = WINDOWS_ACROSS - 1; back >= 0; back--) {
-                const int p = last_p - up, q = last_q - back;
-                if (p < 0 || p >= OH || q < 0 || q >= OW) continue;
-                const size_t at = plane * (OH * OW) + p * OW + q;
-                const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
-                const int place = MAXIMUM ? maxima[at] : 0;
-                float gradient = MAXIMUM ? dy[at] * (SLOPE(y[at])) : dy[at];
-                if (MEAN) {
-                    const int bottom = top + rows, right = left + columns;
-                    const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
-                    const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
-                    gradient /= (float)(high * wide);
-                }
-#pragma unroll
-                for (int e = 0; e < patch_rows * patch_columns; e++) {
-                    const int r = e / patch_columns, c = e % patch_columns;
-                    const int h = PATCHED ? r + up * stride_rows : first_h - top;
-                    const int w = PATCHED ? c + back * stride_columns : first_w - left;
-                    if (h < rows && w < columns && (!MAXIMUM || place == h * columns + w)) sums[r][c] += gradient;
-                }
-            }
-        }
-        float *const image = out + plane * (H * W);
-#pragma unroll
-        for (int r = 0; r < patch_rows; r++) {
-            const int h = first_h + r;
-            if (h < 0 || h >= H) continue;
-#if PATCHED && STRIDE_COLUMNS == 2 && PAD_COLUMNS == 0 && WIDTH % 2 == 0
-            *(float2 *)(image + h * W + first_w) = make_float2(sums[r][0], sums[r][1]);
-#else
-#pragma unroll
-            for (int c = 0; c < patch_columns; c++)
-                if (first_w + c >= 0 && first_w + c < W) image[h * W + first_w + c] = sums[r][c];
-#endif
         }
     }
 }

@@ -9,6 +9,7 @@ from plan_runs import launch_all, races, run_plan
 
 from ece408_op.core.kernel import EPS32
 from ece408_op.graph.symbol_graph import Node
+from ece408_op.network import _passes as network_passes
 from ece408_op.network import _training_passes as passes
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation
@@ -214,27 +215,30 @@ POOLINGS = [
 ]
 
 
-def test_gradients_of_pooling(programs):
-    of_maxima, of_gradients, cases = [], [], []
+def test_pooling_and_its_gradient(programs):
+    forward, backward, cases = [], [], []
     for operator, shape, following in POOLINGS:
         # Few different values: several elements of a window are its maximum.
         x = np.round(random(shape)[0])
         if operator.is_maximum:
             x[1, 0, 1, 1] = np.nan
-        y, maximum = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
+        y, kept = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
         numpy_operators.compute(operator, [x], y, following)
-        (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
+        (gradient,), plain, out = random(y.shape), np.full(y.shape, np.nan, "f"), np.full(shape, np.nan, "f")
         with np.errstate(invalid="ignore"):
             node = Node("Pooling", "pool", operator=operator, epilogue=following)
             (expected,) = numpy_operators.gradients(node, Trained([x], y), gradient, [True])
-        of_maximum, of_gradient = passes.pool_programs(operator, following, shape, y.shape)
-        maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
+        maxima = np.full(y.shape, 200, network_passes.maxima_type(operator.fitted(shape)))
+        forward.append((network_passes.pool(operator, shape, y.shape, following), {"x": x, "y": plain}))
+        cases.append((operator, plain, y))
         if operator.is_maximum:
-            of_maxima.append((of_maximum, {"x": x, "y": maximum, "maxima": maxima}))
-            cases.append((operator, maximum, y))
-        of_gradients.append((of_gradient, {"maxima": maxima, "y": y, "dy": gradient, "out": out}))
+            program = network_passes.pool(operator, shape, y.shape, following, kept=True)
+            forward.append((program, {"x": x, "y": kept, "maxima": maxima}))
+            cases.append((operator, kept, y))
+        of_gradient = network_passes.pool_gradient(operator, shape, y.shape, following)
+        backward.append((of_gradient, {"maxima": maxima, "y": y, "dy": gradient, "out": out}))
         cases.append((operator, out, expected))
-    run(programs, *of_maxima)
-    run(programs, *of_gradients)
+    run(programs, *forward)
+    run(programs, *backward)
     for operator, got, expected in cases:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=str(operator))

@@ -50,8 +50,9 @@ TRAINING = [
     *(_training_passes.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_passes.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
     *(_training_passes.update_program(rule, 3) for rule in (Sgd(), Adam())),
-    *_training_passes.pool_programs(COURSE, "tanh", (10, 50, 24, 24), (10, 50, 12, 12)),
-    *_training_passes.pool_programs(OTHER, None, (10, 5, 25, 24), (10, 5, 13, 25)),
+    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", kept=True),
+    _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
+    _passes.pool_gradient(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
 ]
 
 
@@ -61,7 +62,7 @@ OPERATOR = _operator_passes.bias_gradient_program(ConvProblem(1, 1, 1, 1, 1, 1))
 
 @each_architecture
 def test_passes_compile_and_spill_nothing(architecture):
-    for one in {one.source: one for one in [*(one.program for one in PASSES), *TRAINING, OPERATOR]}.values():
+    for one in {one.source: one for one in [*PASSES, *TRAINING, OPERATOR]}.values():
         reports = nvrtc.compile_text(one.source, architecture)
         assert all((each.stack_bytes, each.spill_bytes) == (0, 0) for each in reports.values()), (one.name, reports)
 
@@ -85,7 +86,7 @@ def test_adam_gets_the_complements_of_its_betas_rounded_once():
 
 
 def test_launches_have_an_argument_for_each_parameter():
-    for program in (*(one.program for one in PASSES), *TRAINING, *hopper()):
+    for program in (*PASSES, *TRAINING, *hopper()):
         for launch in program.plan.steps(1):
             (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
             assert len(launch.args) == len(parameters.split(",")), launch.entry
