@@ -52,6 +52,7 @@ class SeveralTrainers:
         states: Mapping[int, np.ndarray],
         seed: int,
         pinned: Sequence[bool],
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> list[_Part]:
         """Fill outputs and states as ``Trainer.forward``; the states change when all GPUs have computed.
 
@@ -67,7 +68,8 @@ class SeveralTrainers:
             images, results = [x[mine] for x in data], [y[mine] for y in outputs]
             # All GPUs compute the same new states.
             own_states, own_seed = {} if part else new, seed + (gpu << _SEED_SHIFT)
-            passed = self._trainers[gpu].forward(images, parameters, results, own_states, own_seed, pinned, member)
+            given = images, parameters, results, own_states, own_seed, pinned, () if part else meanwhile, member
+            passed = self._trainers[gpu].forward(*given)
             found[part] = _Part(gpu, mine, passed)
 
         with self._locked([gpu for gpu, _ in parts]):
@@ -83,6 +85,7 @@ class SeveralTrainers:
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
         left: Mapping[int, tuple[int, np.ndarray]],
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Fill and leave gradients as ``Trainer.backward``: those to parameters are the sums over all GPUs."""
         images, numbers = before[-1].images.stop, [self._numbers[one.gpu] for one in before]
@@ -101,8 +104,9 @@ class SeveralTrainers:
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
             own = {number: left[number] for number in owned[part] if number in left}
-            given = [array[mine] for array in labels], heads, wanted, own, owned if member else (), member
-            found[part] = trainers[part].differentiate(before[part].passed, *given)
+            given = [array[mine] for array in labels], heads, wanted, own, owned if member else ()
+            options = () if part else meanwhile, member
+            found[part] = trainers[part].differentiate(before[part].passed, *given, *options)
 
         with self._locked([one.gpu for one in before]):
             self._compute(differentiate, [(one.gpu, one.images) for one in before])

@@ -57,14 +57,16 @@ def step(
     has no room, all compute again.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
-    copies = [*map(there, packings[0].large(inputs)), None]
-    sides = dict(zip((INPUT, OUTPUT), packings))
-    pinned = {role: [*sides[role].large(flags), False] for role, flags in pinned.items()}
+    copies = list(map(there, packings[0].large(inputs)))
+    sides = {INPUT: (packings[0], inputs), OUTPUT: (packings[1], outputs)}
+    # What has the small arrays is pinned.
+    pinned = {
+        role: [*side.large(pinned.get(role, [False] * len(arrays))), True] for role, (side, arrays) in sides.items()
+    }
 
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
         flat = _memory(gpu, "inputs", packings[0].shapes[-1])
-        packings[0].pack_on_host(inputs, flat)
         given = [*packings[0].large(inputs), flat]
         targets = [*packings[1].large(outputs), _memory(gpu, "outputs", packings[1].shapes[-1])]
         with gpu.stream:
@@ -78,7 +80,9 @@ def step(
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None, member)
-            device.run(given, targets, copies, pinned, meanwhile)
+            given = [*device.begin(given[:-1], copies, pinned[INPUT]), flat]
+            packings[0].pack_on_host(inputs, flat)
+            device.run(given, targets, pinned[OUTPUT], meanwhile)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
             if member:
@@ -110,7 +114,7 @@ def step(
             ) from error
 
 
-#: Memory on the host, by GPU and use: fresh memory takes longer to fill than to copy.
+#: Pinned memory on the host, by GPU and use.
 _memories: WeakKeyDictionary[Gpu, dict[str, np.ndarray]] = WeakKeyDictionary()
 
 
@@ -118,7 +122,7 @@ def _memory(gpu: Gpu, use: str, shape: Shape) -> np.ndarray:
     """Return a flat array on the host, which stays until the next call for that use; the caller has the GPU's lock."""
     known = _memories.setdefault(gpu, {})
     if use not in known or known[use].size < shape[0]:
-        known[use] = np.empty(shape, np.float32)
+        known[use] = np.frombuffer(gpu.pinned(ITEM_BYTES * shape[0]), np.float32, shape[0])
     return known[use][: shape[0]]
 
 
@@ -150,31 +154,42 @@ class _Device:
         with gpu.stream:
             self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
+        #: The events of copies from pinned arrays.
+        self._begun: list[Any] = []
         self.result: Any = None
+
+    def begin(self, inputs: Sequence[np.ndarray], there: Sequence[Any], pinned: Sequence[bool]) -> list[np.ndarray]:
+        """Queue the copies of inputs that are on a GPU or pinned; return the inputs, empty in place of these.
+
+        Before threads copy, which makes CUDA's calls longer; and the link is busy while the caller packs the others.
+        """
+        left = list(inputs)
+        with self._gpu.device, self._gpu.stream:
+            for number, (array, target, copy, flag) in enumerate(zip(inputs, self._inputs, there, pinned)):
+                if copy is not None:
+                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
+                elif flag:
+                    self._begun.append(self._gpu.copy_pinned(array, target.data.ptr))
+                if copy is not None or flag:
+                    left[number] = array[:0]
+        return left
 
     def run(
         self,
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
-        there: Sequence[Any],
-        pinned: Mapping[str, Sequence[bool]],
+        pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs."""
-        # Before threads copy, which makes CUDA's calls longer.
-        with self._gpu.device, self._gpu.stream:
-            for target, copy in zip(self._inputs, there):
-                if copy is not None:
-                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
-        inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
-        staged = unpinned(inputs, pinned.get(INPUT, ())) + unpinned(outputs, pinned.get(OUTPUT, ()))
-        copied = sum(array.nbytes for array in staged)
+        """Copy the other inputs, the last one of which is pinned, compute, and copy the outputs; pinned: of outputs."""
+        flags = {INPUT: [*(not array.size for array in inputs[:-1]), True], OUTPUT: pinned}
+        copied = sum(array.nbytes for array in unpinned(inputs, flags[INPUT]) + unpinned(outputs, pinned))
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
         # An equal part for each thread, in as few transfers as may be.
         part = ceil_div(copied, threads)
-        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER))) // ITEM_BYTES
+        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned=pinned).run(threads)
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned=flags).run(threads)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
@@ -182,7 +197,7 @@ class _Device:
 
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         with self._gpu.device, self._gpu.stream:
-            self._gpu.behind(copied)
+            self._gpu.behind([*self._begun, *copied])
             stage = self._pass.stage if self._pass else 0
             if self._member:
                 # Either all repeat the pass or none does.

@@ -218,7 +218,8 @@ class NetworkOp(quick_calls.Operator):
                     self._addresses = parameters
                     self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
                 states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
-                self._before = trainer.forward(data, self._views, targets, states, _seed(in_data[count:]), flags)
+                given = data, self._views, targets, states, _seed(in_data[count:]), flags
+                self._before = trainer.forward(*given, meanwhile=[self.release])
             else:
                 self._engine.run(data, parameters, targets, flags, meanwhile=[self.release])
         _fill(outputs, targets, req)
@@ -276,7 +277,7 @@ class NetworkOp(quick_calls.Operator):
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
                 del wanted[name]
                 left[number] = addresses[number], targets.pop(number)
-        trainer.backward(before, labels, gradients, targets, left)
+        trainer.backward(before, labels, gradients, targets, left, meanwhile=[self.release])
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
 
     def _views_of(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:

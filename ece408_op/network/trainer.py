@@ -12,7 +12,7 @@ updates stays on a GPU too: large parameters cross the bus only to MXNet's array
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -124,13 +124,14 @@ class Trainer:
         states: Mapping[int, np.ndarray],
         seed: int,
         pinned: Sequence[bool],
+        meanwhile: Sequence[Callable[[], None]] = (),
         member: Member | None = None,
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Parameters are MXNet's memory. pinned: whether each array of data is. member: of the GPUs that share the
-        batch, as for ``step``. Raises DeviceError if the GPU fails or has no memory.
+        others. Parameters are MXNet's memory. pinned: whether each array of data is. meanwhile, member: as for
+        ``step``. Raises DeviceError if the GPU fails or has no memory.
         """
         network, operators = self.network, self._operators.of(member)
 
@@ -148,9 +149,9 @@ class Trainer:
         if self._repeated:
             with self.gpu.device:
                 passes = self._repeated.take((*(array.shape for array in data), member and member.key))
-        flagged, kind = {INPUT: flags}, tuple(states)
+        options: dict[str, Any] = {"meanwhile": meanwhile, "pinned": {INPUT: flags}, "member": member}
         try:
-            found = step(self.gpu, inputs, results, compute, passes, kind, _kept_as, pinned=flagged, member=member)
+            found = step(self.gpu, inputs, results, compute, passes, tuple(states), _kept_as, **options)
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
@@ -164,6 +165,7 @@ class Trainer:
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
         left: Mapping[int, tuple[int, np.ndarray]],
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Fill the gradients to variables, ``targets`` by number, and leave others on the GPU for ``update``.
 
@@ -179,8 +181,8 @@ class Trainer:
 
         inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
         marked: dict[int, Addresses] = {}
-        mark = [lambda: marked.update(_marked(left))]
-        found = step(self.gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=mark)
+        checks = [lambda: marked.update(_marked(left)), *meanwhile]
+        found = step(self.gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=checks)
         leave(self.left(before, found, marked))
 
     def differentiate(
@@ -191,6 +193,7 @@ class Trainer:
         wanted: Mapping[int, np.ndarray],
         left: Mapping[int, tuple[int, np.ndarray]],
         summed: Sequence[Sequence[int]] = (),
+        meanwhile: Sequence[Callable[[], None]] = (),
         member: Member | None = None,
     ) -> Differentiated:
         """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
@@ -215,8 +218,8 @@ class Trainer:
             return [], Differentiated({**found, **own}, packed, sums, {})
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
-        inputs, mark = [*labels, *gradients.values()], [lambda: marked.update(_marked(left))]
-        found = step(self.gpu, inputs, [], compute, before.passes, kind, meanwhile=mark, member=member)
+        inputs, checks = [*labels, *gradients.values()], [lambda: marked.update(_marked(left)), *meanwhile]
+        found = step(self.gpu, inputs, [], compute, before.passes, kind, meanwhile=checks, member=member)
         return found._replace(marked=marked)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:

@@ -165,18 +165,24 @@ class Gpu:
 
     def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> Any:
         """Copy to or from the device's array at that address, as ``copy_pipeline.Device``."""
-        out, pinned = transfer.role == OUTPUT, transfer.pinned
-        stream = self.pinned_in if pinned and not out else buffer.stream
-        here, there = address(transfer.host) if pinned else buffer.address, array + ITEM_BYTES * transfer.start
+        out, there = transfer.role == OUTPUT, array + ITEM_BYTES * transfer.start
+        if transfer.pinned and not out:
+            return self.copy_pinned(transfer.host, there, after)
+        here = address(transfer.host) if transfer.pinned else buffer.address
         if after is not None:
-            stream.wait_event(after)
+            buffer.stream.wait_event(after)
         target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
-        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, stream.ptr)
-        if pinned and not out:
-            with self.device:
-                return stream.record()
-        stream.synchronize()
+        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
+        buffer.stream.synchronize()
         return None
+
+    def copy_pinned(self, source: np.ndarray, target: int, after: Any = None) -> Any:
+        """Queue a pinned array's copy to that address on the device, behind an event; return the event of its end."""
+        if after is not None:
+            self.pinned_in.wait_event(after)
+        self.cuda.runtime.memcpyAsync(target, address(source), source.nbytes, _TO_DEVICE, self.pinned_in.ptr)
+        with self.device:
+            return self.pinned_in.record()
 
     def behind(self, events: Sequence[Any]) -> None:
         """Have what is queued on the stream to compute on from now on wait for events."""

@@ -146,17 +146,17 @@ class Gpu:
     #: The largest piece of memory that there is, and what is free.
     largest = free = MEMORY
     #: The bytes of pinned memory, by its address.
-    pinned = {}
+    registered = {}
 
     @classmethod
     def pin(cls, address, size):
-        if address in cls.pinned:
+        if address in cls.registered:
             raise Error("pinned already")
-        cls.pinned[address] = size
+        cls.registered[address] = size
 
     @classmethod
     def unpin(cls, address):
-        del cls.pinned[address]
+        del cls.registered[address]
 
     def __init__(self, threads=4, number=-1):
         self.cuda, self.device, self.stream, self.pinned_in = fake_cupy().cuda, Device(number), Stream(), Stream()
@@ -165,7 +165,10 @@ class Gpu:
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
-    copy, behind = host_context.Gpu.copy, host_context.Gpu.behind
+    copy, copy_pinned, behind = host_context.Gpu.copy, host_context.Gpu.copy_pinned, host_context.Gpu.behind
+
+    def pinned(self, size):
+        return np.full(size, 0xFF, np.uint8)
 
     def wait(self):
         assert self.staging.qsize() == self.threads

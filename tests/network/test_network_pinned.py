@@ -62,14 +62,14 @@ def test_each_call_has_the_data_of_its_time(gpu, images, numbers, uses):
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
 def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
-    others = dict(Gpu.pinned)
+    others = dict(Gpu.registered)
     ours, _ = bound(7, [0])
     for _ in range(3):
         ours.forward(is_train=False)[0].wait_to_read()
-    assert [size for at, size in Gpu.pinned.items() if at not in others] == [4 * 7 * 2 * 8 * 8]
+    assert [size for at, size in Gpu.registered.items() if at not in others] == [4 * 7 * 2 * 8 * 8]
     del ours
     end = time.monotonic() + 10
-    while not Gpu.pinned.keys() <= others.keys():  # MXNet's threads free the operator
+    while not Gpu.registered.keys() <= others.keys():  # MXNet's threads free the operator
         assert time.monotonic() < end
         gc.collect()
         time.sleep(0.01)
