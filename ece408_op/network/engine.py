@@ -36,9 +36,8 @@ from ._gpu import Chooser
 from ._memory_plan import plan, splits
 from ._network import parse
 
-#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch. Where several GPUs
-#: share the images, a launch takes longer.
-CHUNK_BYTES, MOST_CHUNKS, MOST_SHARED_CHUNKS = 12 << 20, 4, 2
+#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
+CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 #: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap. And
 #: those where several GPUs share the images.
 LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
@@ -177,9 +176,8 @@ class Engine:
         batch = next(iter(data.values()))[0]
         one = self.network.infer({name: (1, *shape[1:]) for name, shape in data.items()})
         image = ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
-        several = MOST_SHARED_CHUNKS, LEAST_SHARED_IMAGES
-        most, least = several if _several_share() else (MOST_CHUNKS, LEAST_IMAGES)
-        chunks = min(most, batch * image // CHUNK_BYTES, batch // least)
+        least = LEAST_SHARED_IMAGES if _several_share() else LEAST_IMAGES
+        chunks = min(MOST_CHUNKS, batch * image // CHUNK_BYTES, batch // least)
         images = ceil_div(batch, max(1, chunks))
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
@@ -224,8 +222,8 @@ class Engine:
         staged = unpinned(data, pinned)
         copied = (*staged, *outputs, *(self.sent if compared else ()))
         threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
-        if any(pinned) and len(chunks) > STAGES:
-            # One queues the next chunk while the other waits for outputs.
+        if any(pinned) and len(chunks) > 1:
+            # One queues the next chunk, or compares parameters, while the other waits for outputs.
             threads = max(2, threads)
         # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
         # they are at least two, since their threads do not begin at the same time.

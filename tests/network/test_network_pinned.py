@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from contextlib import contextmanager
 
@@ -12,7 +13,9 @@ from network_case import mx, ndarrays, require_gpus, values
 from network_fake import Gpu
 
 import ece408_op
+from ece408_op.network import engine
 from ece408_op.runtime import pinned
+from ece408_op.runtime.copy_pipeline import INPUT
 
 S = mx.sym
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -58,6 +61,27 @@ def test_each_call_has_the_data_of_its_time(gpu, images, numbers, uses):
             found.append(executor.forward(is_train=False)[0].asnumpy())
         np.testing.assert_array_equal(*found)
     assert uses == [False, True, True, True]
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_parameters_are_compared_while_a_thread_waits_for_the_first_of_two_chunks(monkeypatch):
+    for name, value in (("CHUNK_BYTES", 1), ("LEAST_IMAGES", 1), ("MOST_CHUNKS", 2)):
+        monkeypatch.setattr(engine, name, value)
+    ours, _ = bound(6, [0])
+    ours.forward(is_train=False)[0].wait_to_read()
+    compared, copy, same = threading.Event(), engine._Device.copy, engine._same
+
+    def copied(self, buffer, transfer, after):
+        assert transfer.role == INPUT or compared.wait(20)
+        return copy(self, buffer, transfer, after)
+
+    def noted(*args):
+        compared.set()
+        return same(*args)
+
+    monkeypatch.setattr(engine._Device, "copy", copied)
+    monkeypatch.setattr(engine, "_same", noted)
+    ours.forward(is_train=False)[0].wait_to_read()
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
