@@ -59,6 +59,10 @@ class Pass:
         """
         if stage == 1 and not self._capture(compute, stream, member):
             return compute(self.inputs)
+        return self.again(stream, member)
+
+    def again(self, stream: Any, member: Member | None) -> Any:
+        """Put the launches, which have been captured, on the stream; return what they fill, as ``run``."""
         if member:
             member.launch(self._graph)
         else:
@@ -101,6 +105,8 @@ class Passes:
         #: Whether something could not be captured, or had no room. Then all is computed as without graphs, since a
         #: graph reads what the passes before it have filled.
         self.refused = False
+        #: The kind of the last step's backward pass, if it depends on labels alone.
+        self.backward: Hashable = None
         #: Returns what uses the memory, the forward pass whose values are there, or None.
         self.used: Callable[[], Any] = _being_computed
 
@@ -112,9 +118,9 @@ class Passes:
             self._passes[key] = Pass(weakref.proxy(self), shapes)
         return self._passes[key]
 
-    def holds(self, found: Forward) -> Forward:
-        """Return the forward pass; the memory is not free while the result lives."""
-        found = replace(found, passes=self)
+    def holds(self, found: Forward, ahead: Any) -> Forward:
+        """Return the forward pass, with its backward pass if that is queued; the result keeps the memory."""
+        found = replace(found, passes=self, ahead=ahead)
         self.used = weakref.ref(found)
         return found
 

@@ -52,6 +52,7 @@ class SeveralTrainers:
         states: Mapping[int, np.ndarray],
         seed: int,
         pinned: Sequence[bool],
+        labels: Callable[[], Sequence[np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> list[_Part]:
         """Fill outputs and states as ``Trainer.forward``; the states change when all GPUs have computed.
@@ -68,8 +69,9 @@ class SeveralTrainers:
             images, results = [x[mine] for x in data], [y[mine] for y in outputs]
             # All GPUs compute the same new states.
             own_states, own_seed = {} if part else new, seed + (gpu << _SEED_SHIFT)
-            given = images, parameters, results, own_states, own_seed, pinned, () if part else meanwhile, member
-            passed = self._trainers[gpu].forward(*given)
+            own_labels = lambda: [_rows(array, parts[-1][1].stop)[mine] for array in labels()]  # noqa: E731
+            given = images, parameters, results, own_states, own_seed, pinned, own_labels
+            passed = self._trainers[gpu].forward(*given, () if part else meanwhile, member)
             found[part] = _Part(gpu, mine, passed)
 
         with self._locked([gpu for gpu, _ in parts]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +25,7 @@ from ._definition import Shape
 from ._meeting import Member, StoppedError
 from ._packing import packing_of
 from ._repeated import Pass, Passes
+from ._training import Forward
 from .engine import copying_threads, engines
 
 Result = TypeVar("Result")
@@ -47,6 +48,7 @@ def step(
     meanwhile: Sequence[Callable[[], None]] = (),
     pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     member: Member | None = None,
+    behind: Callable[[], None] = lambda: None,
 ) -> Result:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
@@ -54,7 +56,7 @@ def step(
     array on any GPU that is copied in its place, or None. packs: pack the arrays for the outputs; otherwise ``compute``
     does that, as ``packing_of``. meanwhile: functions to call while the GPU computes, again if there was no room.
     pinned: as for the pipeline. member: of the GPUs that compute at the same time, whose locks the caller has; if one
-    has no room, all compute again.
+    has no room, all compute again. behind: queues something on the stream behind a repeated pass.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     copies = list(map(there, packings[0].large(inputs)))
@@ -79,12 +81,13 @@ def step(
             return packings[1].packed(found, room) if packs else found, result
 
         try:
-            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None, member)
+            one = passes.of(kind, packings[0].shapes) if passes else None
+            device = _Device(gpu, given, packed, one, member, behind)
             given = [*device.begin(given[:-1], copies, pinned[INPUT]), flat]
             packings[0].pack_on_host(inputs, flat)
+            # The copy of the last output has waited for the computation: memory that is free then may be the next
+            # step's, whose copies run on other streams.
             device.run(given, targets, pinned[OUTPUT], meanwhile)
-            # What is free then may be the next step's, whose copies run on other streams.
-            cuda.wait("training", gpu.stream)
             if member:
                 member.least()
         except BaseException:
@@ -149,8 +152,10 @@ class _Device:
         compute: Callable[..., Any],
         one: Pass | None,
         member: Member | None,
+        behind: Callable[[], None],
     ) -> None:
         self._gpu, self._compute, self._pass, self._member, self.staging = gpu, compute, one, member, gpu.staging
+        self._behind = behind
         with gpu.stream:
             self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
@@ -204,7 +209,73 @@ class _Device:
                 stage = self._member.least(stage)
             run = self._pass.run(self._compute, self._gpu.stream, stage, self._member) if self._pass and stage else None
             self._outputs, self.result = run or self._compute(self._inputs)
-            return self._gpu.stream.record()
+            end = self._gpu.stream.record()
+            if run:
+                self._behind()
+            return end
 
 
-__all__ = ("step",)
+class Ahead(NamedTuple):
+    """A backward pass that is queued behind its forward pass: its kind, the labels, and what it computes."""
+
+    kind: Hashable
+    labels: Sequence[np.ndarray]
+    found: tuple[list[Any], Any]
+
+    def is_for(self, kind: Hashable, labels: Sequence[np.ndarray]) -> bool:
+        """Return whether it computes what a backward pass of that kind, with these labels, does."""
+        return self.kind == kind and all(map(np.array_equal, self.labels, labels))
+
+
+def queue_backward(
+    gpu: Gpu, passes: Passes, labels: Callable[[], Sequence[np.ndarray]], member: Member | None
+) -> Ahead | None:
+    """Queue the backward pass that the last step has repeated, for these labels, behind a forward pass.
+
+    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None if the last
+    step had no backward pass that depends on labels alone. The GPU and its stream are the current ones.
+    """
+    kind, passes.backward, stage = passes.backward, None, 0
+    if kind is not None:
+        given = [array.copy() for array in labels()]
+        packing = packing_of(tuple(array.shape for array in given))
+        one = passes.of(kind, packing.shapes)
+        stage = one.stage
+    if (member.least(stage) if member else stage) < 2:
+        return None
+    flat = np.empty(packing.shapes[-1], np.float32)
+    packing.pack_on_host(given, flat)
+    for target, array in zip(one.inputs, [*packing.large(given), flat]):
+        target.set(array)
+    return Ahead(kind, given, one.again(gpu.stream, member))
+
+
+def backward_step(
+    gpu: Gpu,
+    before: Forward,
+    labels: Sequence[np.ndarray],
+    gradients: Mapping[int, np.ndarray],
+    outputs: Sequence[np.ndarray],
+    compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
+    kind: Hashable,
+    meanwhile: Sequence[Callable[[], None]],
+    member: Member | None = None,
+) -> Result:
+    """Do the backward pass of that kind as ``step``, or wait for it if it is queued, and return its result."""
+    ahead = before.ahead
+    is_queued = int(bool(ahead and not gradients and ahead.is_for(kind, labels)))
+    if member.least(is_queued) if member else is_queued:
+        options: dict[str, Any] = {"packs": False, "meanwhile": meanwhile, "member": member}
+        found: Result = step(gpu, [], outputs, lambda _: ahead.found, **options)
+    else:
+        if ahead:
+            # Both would use the same memory at the same time.
+            cuda.wait("training", gpu.stream)
+        given = [*labels, *gradients.values()]
+        found = step(gpu, given, outputs, compute, before.passes, kind, meanwhile=meanwhile, member=member)
+    if before.passes:
+        before.passes.backward = None if gradients else kind
+    return found
+
+
+__all__ = ("Ahead", "backward_step", "queue_backward", "step")

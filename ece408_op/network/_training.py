@@ -34,6 +34,8 @@ class Forward:
     states: Mapping[int, Any]
     #: The repeated passes whose memory the values are in: see ``_repeated``.
     passes: Any = None
+    #: The backward pass if it is queued already: see ``_step``.
+    ahead: Any = None
 
 
 def check_gradients(network: Network, several: bool) -> None:

@@ -167,11 +167,13 @@ class NetworkOp(quick_calls.Operator):
         self._network, self._engine, self._trainer = network, found, trainer
         self._leaves_gradients = leaves_gradients
         # Each call needs these, and there may be hundreds of parameters.
-        self._arguments, self._labels = network.arguments, network.names(network.labels)
+        self._arguments = network.arguments
         self._numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
         self._reads_gradient = reads_gradient(network)
         places = {name: place for place, name in enumerate((*self._arguments, *network.state_names))}
-        self._data = [places[name] for name in network.names(network.data)]
+        self._data, self._labels = (
+            [places[name] for name in network.names(some)] for some in (network.data, network.labels)
+        )
         self._parameters = [places[name] for name in network.names(network.parameters)]
         #: The shapes of the parameters, by name: to ask MXNet's arrays for theirs takes microseconds.
         self._shapes = {network.graph.nodes[number].name: network.shape(number) for number in network.parameters}
@@ -219,7 +221,7 @@ class NetworkOp(quick_calls.Operator):
                     self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
                 states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
                 given = data, self._views, targets, states, _seed(in_data[count:]), flags
-                self._before = trainer.forward(*given, meanwhile=[self.release])
+                self._before = trainer.forward(*given, lambda: self._label_views(in_data), [self.release])
             else:
                 self._engine.run(data, parameters, targets, flags, meanwhile=[self.release])
         _fill(outputs, targets, req)
@@ -260,8 +262,7 @@ class NetworkOp(quick_calls.Operator):
                 "backward: expected a forward pass with is_train=True before (in Gluon, autograd.record with "
                 "train_mode=True), got none"
             )
-        arrays = dict(zip(self._arguments, in_data))
-        labels = [_as_float32(arrays[name]) for name in self._labels]
+        labels = self._label_views(in_data)
         read = [position for position, reads in enumerate(self._reads_gradient) if reads]
         gradients = {position: bridge.cpu_view(out_grad[position]) for position in read}
         targets = {
@@ -279,6 +280,9 @@ class NetworkOp(quick_calls.Operator):
                 left[number] = addresses[number], targets.pop(number)
         trainer.backward(before, labels, gradients, targets, left, meanwhile=[self.release])
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
+
+    def _label_views(self, in_data: Any) -> list[np.ndarray]:
+        return [_as_float32(in_data[place]) for place in self._labels]
 
     def _views_of(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return views of gradients to parameters, those of the last call where the memory is the same."""

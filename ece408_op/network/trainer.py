@@ -38,7 +38,7 @@ from ._network import parse
 from ._packing import packing_of
 from ._repeated import Repeated
 from ._several_gpus import on_each
-from ._step import step
+from ._step import Ahead, backward_step, queue_backward, step
 from ._training_gpu import GpuOperators
 from ._updates import Adam, Sgd, Update
 from .engine import Engine
@@ -124,14 +124,16 @@ class Trainer:
         states: Mapping[int, np.ndarray],
         seed: int,
         pinned: Sequence[bool],
+        labels: Callable[[], Sequence[np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
         member: Member | None = None,
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Parameters are MXNet's memory. pinned: whether each array of data is. meanwhile, member: as for
-        ``step``. Raises DeviceError if the GPU fails or has no memory.
+        others. Parameters are MXNet's memory. pinned: whether each array of data is. labels: returns them, in the
+        network's order, for ``queue_backward``. meanwhile, member: as for ``step``. Raises DeviceError if the GPU fails
+        or has no memory.
         """
         network, operators = self.network, self._operators.of(member)
 
@@ -149,14 +151,19 @@ class Trainer:
         if self._repeated:
             with self.gpu.device:
                 passes = self._repeated.take((*(array.shape for array in data), member and member.key))
-        options: dict[str, Any] = {"meanwhile": meanwhile, "pinned": {INPUT: flags}, "member": member}
+        ahead: list[Ahead | None] = [None]
+
+        def behind() -> None:
+            ahead[0] = queue_backward(self.gpu, passes, labels, member) if passes else None
+
+        options: dict[str, Any] = {"meanwhile": meanwhile, "pinned": {INPUT: flags}, "member": member, "behind": behind}
         try:
             found = step(self.gpu, inputs, results, compute, passes, tuple(states), _kept_as, **options)
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
             raise
-        return passes.holds(found) if passes else found
+        return passes.holds(found, ahead[0]) if passes else found
 
     def backward(
         self,
@@ -179,10 +186,11 @@ class Trainer:
             found = self._differentiated(before, arrays, gradients, wanted)
             return [found[number] for number in targets], found
 
-        inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
+        kind = tuple(gradients), tuple(targets), tuple(wanted)
         marked: dict[int, Addresses] = {}
         checks = [lambda: marked.update(_marked(left)), *meanwhile]
-        found = step(self.gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=checks)
+        outputs = list(targets.values())
+        found = backward_step(self.gpu, before, labels, gradients, outputs, compute, kind, checks)
         leave(self.left(before, found, marked))
 
     def differentiate(
@@ -218,8 +226,8 @@ class Trainer:
             return [], Differentiated({**found, **own}, packed, sums, {})
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
-        inputs, checks = [*labels, *gradients.values()], [lambda: marked.update(_marked(left)), *meanwhile]
-        found = step(self.gpu, inputs, [], compute, before.passes, kind, meanwhile=checks, member=member)
+        checks = [lambda: marked.update(_marked(left)), *meanwhile]
+        found = backward_step(self.gpu, before, labels, gradients, [], compute, kind, checks, member)
         return found._replace(marked=marked)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:

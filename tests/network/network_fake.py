@@ -67,6 +67,9 @@ class Array(np.ndarray):
     def data(self):
         return Pointer(self)
 
+    def set(self, array):
+        self[...] = array
+
 
 def _on_block(shape, dtype, pointer):
     count = int(np.prod(shape)) * 4

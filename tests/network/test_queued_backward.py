@@ -1,0 +1,75 @@
+"""Backward passes that are queued behind their forward passes, before MXNet asks for them, against MXNet's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from network_case import require_gpus
+from test_training import assert_close, bound, images
+from test_training_gpus import on_gpus, plain
+
+from ece408_op.network import trainer
+
+# The GPU of NumPy arrays repeats no pass.
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("way"), pytest.mark.parametrize("way", ["gpu"], indirect=True)]
+
+
+@pytest.fixture(params=[[0], [0, 1]], ids=str)
+def both(way, request):
+    """MXNet's executor and, last, one on these GPUs."""
+    require_gpus(way, len(request.param))
+    symbol = plain()
+    args, aux = images(symbol)
+    return [bound(one, args, aux) for one in (symbol, on_gpus(symbol, args, aux, request.param))]
+
+
+def computed(both, data, labels, changed=None):
+    """Compute both passes, with other labels in the backward pass if they are given, and compare all gradients."""
+    found = []
+    for executor in both:
+        executor.arg_dict["softmax_label"][:] = labels
+        executor.forward(is_train=True, data=data)
+        executor.outputs[0].wait_to_read()
+        if changed is not None:
+            executor.arg_dict["softmax_label"][:] = changed
+        executor.backward()
+        found.append({name: array for name, array in executor.grad_dict.items() if name != "softmax_label"})
+    assert_close(*reversed(found))
+
+
+@pytest.fixture
+def queued(monkeypatch):
+    """Whether each repeated forward pass has had its backward pass behind it."""
+    found, real = [], trainer.queue_backward
+
+    def noted(*args):
+        found.append(real(*args))
+        return found[-1]
+
+    monkeypatch.setattr(trainer, "queue_backward", noted)
+    return found
+
+
+def test_gradients_are_for_the_labels_at_the_backward_pass(both, queued):
+    stream = np.random.RandomState(5)
+    shape = both[0].arg_dict["data"].shape
+    for step in range(6):
+        data, labels = stream.uniform(-1, 1, shape).astype("f"), stream.randint(0, 10, shape[0])
+        computed(both, data, labels, (labels + 1) % 10 if step in (3, 4) else None)
+    gpus = len(queued) // 5
+    assert gpus in (1, 2)
+    assert [one is not None for one in queued] == [False] * gpus + [True] * 4 * gpus
+
+
+def test_a_forward_pass_without_a_backward_pass_has_the_next_one_queue_none(both, queued):
+    (*_, ours), data = both, both[0].arg_dict["data"].asnumpy()
+    labels = np.arange(len(data)) % 10
+    for _ in range(3):
+        computed(both, data, labels)
+    queued.clear()
+    ours.forward(is_train=True)
+    ours.forward(is_train=True)
+    computed(both, data, labels)
+    gpus = len(queued) // 3
+    assert gpus in (1, 2)
+    assert [one is not None for one in queued] == [True] * gpus + [False] * 2 * gpus
