@@ -65,7 +65,7 @@ class Tile:
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
     wgmma = one_channel = implicit_gemm = False
-    position_columns, barriers = 1, 4
+    position_columns, barriers, input_buffers = 1, 4, 1
     shared_reads = 0  # reads of shared memory per tile, 128 bytes each
     staged_outputs = 0  # floats
 
@@ -145,7 +145,7 @@ class Tile:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         words = 2 * self.stage_words + self.staged_outputs + 8 * self.k_steps + 8 * self.padded_tiles
-        words += 0 if self.input_from_global else (1 + self.implicit_gemm) * self.input_floats
+        words += 0 if self.input_from_global else self.input_buffers * self.input_floats
         words += round_up(self.positions, 16) // 2 if self.filters_in_registers else 0
         words += self.filter_words if self.filters_in_shared else 0
         return ITEM_BYTES * words + _SLACK
@@ -230,7 +230,7 @@ class ImplicitGemmTile(Tile):
 
     name = "implicit_gemm"
     wgmma = implicit_gemm = True
-    barriers, position_columns = 12, 2
+    barriers, position_columns, input_buffers = 12, 2, 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
     filter_bytes = property(lambda self: self.k_steps * 64 * 16 * 2 * self.components)
     filter_words = property(lambda self: self.k_steps * 512)

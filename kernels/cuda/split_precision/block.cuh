@@ -16,11 +16,11 @@
 // column group, for one math warp or warpgroup. A k-step is one tensor-core instruction's share of a sum: 16 products,
 // which are eight words.
 //
-// The files, in the order in which data passes through them: split_filters.cu; the producers of operands.cu or
-// implicit_gemm_operands.cu; the consumers of one_channel.cu, implicit_gemm.cu, warpgroup_mma.cu or mma_sync.cu.
-// convolution.cu has the kernel, which calls `produce` and `consume`. In the compiled text split_filters.cu and
-// convolution.cu come last, because they call the others. split.cuh has the arithmetic, recompute.cuh the fallback in
-// float32, instructions.cuh the PTX.
+// The files, in the order in which data passes through them: split_filters.cu; the producers of convolution.cu, which
+// split a tile by operands.cu or implicit_gemm_operands.cu; the consumers of one_channel.cu, implicit_gemm.cu,
+// warpgroup_mma.cu or mma_sync.cu. convolution.cu also has the kernel, which calls `produce` and `consume`. In the
+// compiled text split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the
+// arithmetic, recompute.cuh the fallback in float32, instructions.cuh the PTX.
 //
 // With padding, the stage has the zeros around the image, and the staged input has not. A data gradient is the
 // convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and filters
@@ -60,6 +60,7 @@ constexpr int INPUT_SIZE = C * INPUT_ROWS * W;  // floats of one image's input
 constexpr int STAGED_INPUT = Config::input_from_global ? 0 : TILE_IMAGES * INPUT_SIZE;
 constexpr index_t INPUT_CHANNEL = (Config::input_from_global ? H : INPUT_ROWS) * index_t(W);
 constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPUT_SIZE);
+constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose staged input is there or on its way
 // Where math warps keep their filters in registers, a table holds where each position's words begin: no divisions.
 constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) / 16 * 16 : 0;
 
@@ -102,13 +103,13 @@ __device__ __forceinline__ void list_for_fallback(int *state, const WorkTile &ti
 // The shared-memory layout. Each array begins at a multiple of 128 bytes.
 struct Shared {
     unsigned *filters;  // split, in the tensor cores' order; implicit GEMM: the low components alone
-    float *input;       // of one tile; implicit GEMM: of two
+    float *input;       // of INPUT_BUFFERS tiles
     unsigned *stages;   // two pipeline stages of split input
     int2 *taps;         // bytes from a position's words to words t and t + 4 of each k-step
     float *output;      // staged outputs
     int *filter_scales;
     int *exponents;  // [0, 1] of each stage's tile; [2, 3] numbers of the next tiles; [4, 5] of those after them
-    Range *ranges;   // of each producer warp; of two splits
+    Range *ranges;   // of each producer warp; of two passes
     unsigned short *positions;  // POSITION_TABLE
     Barrier *barriers;
 
@@ -119,7 +120,7 @@ struct Shared {
             return static_cast<void *>(array);
         };
         filters = static_cast<unsigned *>(take(Config::filters_in_shared ? 4 * Config::filter_words : 0));
-        input = static_cast<float *>(take(4 * (1 + Config::implicit_gemm) * STAGED_INPUT));
+        input = static_cast<float *>(take(4 * INPUT_BUFFERS * STAGED_INPUT));
         stages = static_cast<unsigned *>(take(4 * (2 * STAGE_WORDS)));
         taps = static_cast<int2 *>(take(K_STEPS * 4 * 8));
         output = static_cast<float *>(take(Config::staged_outputs * 4));
@@ -131,6 +132,12 @@ struct Shared {
     }
 };
 constexpr int NEXT_TILE = 2, LATER_TILE = 4;  // indices of Shared::exponents
+
+// Words from the beginning of a stage to the first one of a position.
+__device__ __forceinline__ int first_word(int position) {
+    const int at = min(position, POSITIONS - 1), line = at / TILE_COLUMNS, image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
+    return image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) + (at - line * TILE_COLUMNS);
+}
 
 // All threads, before the filters are there: the tap table, the barriers and the position table.
 __device__ __forceinline__ void prepare_tables(const Shared &s) {
@@ -148,11 +155,7 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
             mbarrier_init(s.barriers + i, arrivals[i]);
         }
     }
-    for (int i = threadIdx.x; i < POSITION_TABLE; i += ALL_THREADS) {
-        const int at = min(i, POSITIONS - 1), line = at / TILE_COLUMNS, image = line / TILE_LINES;
-        s.positions[i] = image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) +
-                         (at - line * TILE_COLUMNS);
-    }
+    for (int i = threadIdx.x; i < POSITION_TABLE; i += ALL_THREADS) s.positions[i] = first_word(i);
 }
 
 // All threads: copy the block's split filters and all filter scales to shared memory.
@@ -164,35 +167,6 @@ __device__ __forceinline__ void load_filters(const Shared &s, const unsigned *fi
         for (int i = threadIdx.x; i < Config::filter_words / 4; i += ALL_THREADS) to[i] = from[i];
     }
     for (int i = threadIdx.x; i < COLUMN_TILES * 8; i += ALL_THREADS) s.filter_scales[i] = filter_scales[i];
-}
-
-// Producers: start copying the input rows of a tile to shared memory.
-__device__ __forceinline__ void load_input(float *to, const float *x, const WorkTile &tile, int thread) {
-    if (Config::input_from_global) return;
-    constexpr int FLOATS = Config::copy_floats;
-    const float *const from = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
-    if (WHOLE_IMAGES) {
-        for (int i = thread * FLOATS; i < tile.images * INPUT_SIZE; i += PRODUCER_THREADS * FLOATS)
-            copy_async<FLOATS>(to + i, from + i);
-    } else {
-        const int length = tile.input_rows() * W;
-        for (int c = 0; c < C; c++)
-            for (int i = thread * FLOATS; i < length; i += PRODUCER_THREADS * FLOATS)
-                copy_async<FLOATS>(to + c * (INPUT_ROWS * W) + i, from + c * (index_t(H) * W) + i);
-    }
-    copy_async_commit();
-}
-__device__ __forceinline__ void wait_for_input() {
-    if (!Config::input_from_global) copy_async_wait();
-}
-
-// Producers: the smallest and the largest power of two of the filters, or 0.
-__device__ __forceinline__ void find_filter_exponents(const Shared &s, int &lowest, int &highest) {
-    for (int i = threadIdx.x % 32; i < GEMM_COLUMNS; i += 32) {
-        lowest = min(lowest, filter_exponent(s.filter_scales[i]));
-        highest = max(highest, filter_exponent(s.filter_scales[i]));
-    }
-    lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
 }
 
 // Consumers: the tile after the one in that stage; the number of tiles or more where there is none. From lane 0, so

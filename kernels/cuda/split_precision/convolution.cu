@@ -1,10 +1,138 @@
-// convolution: the main kernel, in which a block's warps become producers or math warps.
+// convolution: the producers' loop, and the main kernel, in which a block's warps become producers or math warps.
+
+// Producers: start copying a tile's input rows to a buffer in shared memory: by all threads, or by the TMA unit, which
+// one thread asks.
+constexpr bool BULK_LOADS = Config::implicit_gemm && Config::copy_floats == 4;
+__device__ __forceinline__ void load_input(const Shared &s, const float *x, const WorkTile &tile, int buffer,
+                                           int thread) {
+    if (Config::input_from_global || (BULK_LOADS && thread)) return;
+    constexpr int FLOATS = Config::copy_floats, COPIES = WHOLE_IMAGES ? 1 : C;
+    const int length = WHOLE_IMAGES ? tile.images * INPUT_SIZE : tile.input_rows() * W;
+    const float *const from = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
+    float *const to = s.input + buffer * STAGED_INPUT;
+    for (int c = 0; c < COPIES; c++) {
+        const float *const row = from + c * (index_t(H) * W);
+        float *const target = to + c * (INPUT_ROWS * W);
+        if constexpr (BULK_LOADS) {
+            bulk_load(target, row, 4 * length, s.barriers + INPUT_LOADED + buffer);
+        } else {
+            for (int i = thread * FLOATS; i < length; i += PRODUCER_THREADS * FLOATS)
+                copy_async<FLOATS>(target + i, row + i);
+        }
+    }
+    if (BULK_LOADS) mbarrier_arrive_expect_bytes(s.barriers + INPUT_LOADED + buffer, COPIES * 4 * length);
+    else copy_async_commit();
+}
+// Wait for the `turn`-th input in this buffer.
+__device__ __forceinline__ void wait_for_input(const Shared &s, int buffer, int turn) {
+    if (Config::input_from_global) return;
+    if (BULK_LOADS) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, turn);
+    else copy_async_wait(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
+}
+__device__ __forceinline__ void load_first_inputs(const Shared &s, const float *x, int images, int tiles, int thread) {
+#pragma unroll
+    for (int i = 0; i < INPUT_BUFFERS; i++) {
+        const int number = blockIdx.x / FILTER_BLOCKS + i * (gridDim.x / FILTER_BLOCKS);
+        if (number < tiles) load_input(s, x, WorkTile(number, images), i, thread);
+    }
+}
+
+// Producers: the range of this thread's share of a tile's input.
+__device__ __forceinline__ Range find_range(const float *input, const WorkTile &tile, int thread) {
+    constexpr bool ALIGNED = Config::copy_floats == 4 || !Config::input_from_global;
+    constexpr bool VECTORS = WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && ALIGNED;
+    struct alignas(VECTORS ? 16 : 4) Values {
+        float of[VECTORS ? 4 : 1];
+    };
+    const int length = WHOLE_IMAGES ? tile.images * INPUT_SIZE : tile.input_rows() * W;
+    Range range;
+    for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
+#pragma unroll(VECTORS ? 4 : 8)
+        for (int i = thread; i < length / (VECTORS ? 4 : 1); i += PRODUCER_THREADS) {
+            const Values values = reinterpret_cast<const Values *>(input + c * INPUT_CHANNEL)[i];
+            for (const float value : values.of) range.add(value);
+        }
+    return range;
+}
+
+// The power of two that scales a tile of x, and whether the tile cannot be split: its product with a filter's scale
+// must be a float32 number too. Denormal numbers count as too small.
+struct TileScale {
+    int exponent = 0;
+    bool unsplittable = false;
+    int lowest = 0, highest = 0;  // powers of two of the filters, or 0
+    int passes = 0;               // ranges found so far
+
+    __device__ explicit TileScale(const Shared &s) {
+        for (int i = threadIdx.x % 32; i < GEMM_COLUMNS; i += 32) {
+            lowest = min(lowest, filter_exponent(s.filter_scales[i]));
+            highest = max(highest, filter_exponent(s.filter_scales[i]));
+        }
+        lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
+    }
+    // All producers, each with its share of the range: whether it asks for another exponent, which is taken.
+    __device__ __forceinline__ bool changes(const Shared &s, Range range) {
+        range.join_warp();
+        Range *const ranges = s.ranges + passes++ % 2 * PRODUCER_WARPS;
+        if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32 - MATH_WARPS] = range;
+        named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
+#pragma unroll
+        for (int i = 0; i < PRODUCER_WARPS; i++) range.add(ranges[i]);
+        const int wanted = range.exponent(), before = exponent;  // UNSPLITTABLE is above 126
+        unsplittable = wanted + lowest < -126 || wanted + highest > 126;
+        if (!unsplittable && range.largest) exponent = min(wanted, MAX_EXPONENT);
+        return exponent != before;
+    }
+};
+
+// The producer warps' loop over tiles: load, wait for an empty stage, split, announce the full stage. The next tile is
+// taken while this one is split, and with two buffers loaded, too.
 //
+// A tile's exponent follows from the range of its input, which is found in a pass of its own before the stage is empty.
+// implicit_gemm, which lacks shared-memory bandwidth, splits at once by the exponent of the tile before and finds the
+// range on the way; only where that asks for another exponent, it splits again.
+__device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
+    constexpr bool SPLITS_AT_ONCE = Config::implicit_gemm;
+    constexpr int TAKEN = INPUT_BUFFERS == 2 ? LATER_TILE : NEXT_TILE;
+    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
+    const WordOffsets kept(thread);
+    TileScale scale(s);
+    if (BULK_LOADS) load_first_inputs(s, x, images, tiles, thread);  // its barriers are there only now
+    int number = blockIdx.x / FILTER_BLOCKS, next = number + blocks;
+    for (int iteration = 0; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2, buffer = iteration % INPUT_BUFFERS;
+        // Its value is used late: an addition here would stall on the atomic.
+        const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
+        const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
+        const float *const input = Config::input_from_global ? global : s.input + buffer * STAGED_INPUT;
+        wait_for_input(s, buffer, iteration / INPUT_BUFFERS);
+        if (!SPLITS_AT_ONCE) scale.changes(s, find_range(input, tile, thread));
+        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
+        Range range;
+        do {
+            range = split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
+            if (thread == 0) s.exponents[TAKEN + stage] = INPUT_BUFFERS * blocks + taken;
+        } while (SPLITS_AT_ONCE && scale.changes(s, range));
+
+        if (thread == 0) {
+            s.exponents[stage] = scale.exponent;
+            if (INPUT_BUFFERS == 2) s.exponents[NEXT_TILE + stage] = next;
+            if (scale.unsplittable) list_for_fallback(state, tile, images);
+        }
+        if (SPLITS_AT_ONCE) fence_async_proxy();  // wgmma reads the stage itself
+        mbarrier_arrive(s.barriers + FULL + stage);
+        if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);  // all have read the input
+        const int later = s.exponents[TAKEN + stage];
+        if (later < tiles) load_input(s, x, WorkTile(later, images), buffer, thread);
+        number = INPUT_BUFFERS == 2 ? next : later, next = later;
+    }
+}
+
 // Programmatic dependent launch: this grid may start while split_precision_filters still runs, and recompute_images
 // while this one does. split_precision_filters starts without it, so what came before has ended, and x may be read at
 // once. What the grid in front writes is read behind the wait, and not through const __restrict__ pointers, whose loads
 // (ld.global.nc) require memory that nothing writes while the grid runs. recompute_images waits before it writes y.
-
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     split_precision_convolution(const float *__restrict__ x, float *__restrict__ y,
                                 const unsigned *filters, const int *filter_scales, int *state, long long first,
@@ -12,16 +140,15 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     extern __shared__ __align__(128) unsigned char memory[];
     const Shared s(memory);
     const int tiles = (images + TILE_IMAGES - 1) / TILE_IMAGES * TILES_PER_IMAGE;
-    const int first_tile = blockIdx.x / FILTER_BLOCKS;
-    if (first_tile >= tiles) return;  // never, but the compiler then knows that the first tile exists
+    if (blockIdx.x / FILTER_BLOCKS >= tiles) return;  // never, but the compiler then knows that the first tile exists
     // What does not depend on the filters comes before the wait for the kernel that splits them.
-    if (!Config::implicit_gemm && threadIdx.x >= MATH_THREADS)
-        load_input(s.input, image_of(x, first, IMAGE), WorkTile(first_tile, images), threadIdx.x - MATH_THREADS);
+    if (!BULK_LOADS && threadIdx.x >= MATH_THREADS)
+        load_first_inputs(s, image_of(x, first, IMAGE), images, tiles, threadIdx.x - MATH_THREADS);
     prepare_tables(s);
     wait_for_previous_grid();
     allow_next_grid();
     if (filters_unsplittable(filter_scales)) {  // recompute_images computes all images
-        wait_for_input();
+        copy_async_wait();
         return;
     }
     load_filters(s, filters, filter_scales);

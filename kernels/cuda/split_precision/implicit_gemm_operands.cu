@@ -6,9 +6,6 @@
 // A line is `row_accumulators` input rows. Word (r, c) of a column pair holds both columns of row r of the line and
 // channel c; four words in that order are a unit. Neighbouring column pairs lie 16 bytes apart, as wgmma's B wants its
 // columns.
-//
-// Input is split with the scale of the tile before, and its range is found on the way: one pass instead of two. Only
-// where the scale turns out to be another one, it is split again.
 
 constexpr int UNITS_PER_PAIR = (OUTPUT_ROWS * C + 3) / 4;
 // Column pairs, and lines, that a filter reaches.
@@ -65,29 +62,16 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
     return used;
 }
 
-// Producers: start copying a tile's input. Aligned rows by the TMA unit, which one lane asks; others by all
-// threads.
-__device__ __forceinline__ void load_tile(const Shared &s, const float *x, const WorkTile &tile, int buffer,
-                                          int thread) {
-    float *const to = s.input + buffer * STAGED_INPUT;
-    if (Config::copy_floats < 4) {
-        load_input(to, x, tile, thread);
-    } else if (thread % 32 == 0) {
-        const float *const from = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W;
-        Barrier *const barrier = s.barriers + INPUT_LOADED + buffer;
-        const int bytes = WHOLE_IMAGES ? 4 * tile.images * INPUT_SIZE : 4 * tile.input_rows() * W;
-        for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
-            bulk_load(to + c * (INPUT_ROWS * W), from + c * (index_t(H) * W), bytes, barrier);
-        mbarrier_arrive_expect_bytes(barrier, WHOLE_IMAGES ? bytes : C * bytes);
-    }
-}
-
 constexpr int IMAGE_THREADS = INPUT_LINES * INPUT_PAIRS;
 
-// Producers: every unit of the stage; a thread makes all units of a column pair. Returns the range of this warp's
+struct WordOffsets {  // none are kept
+    __device__ explicit WordOffsets(int) {}
+};
+
+// Producers: every unit of the stage; a thread makes all units of a column pair. Returns the range of this thread's
 // share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
 __device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
-                                             int thread) {
+                                             const WordOffsets &, int thread) {
     constexpr bool ALL_ROWS = TILES_PER_IMAGE == 1 && INPUT_LINES * OUTPUT_ROWS <= H;
     constexpr bool ALL_COLUMNS = 2 * INPUT_PAIRS <= W;
     const int rows = tile.input_rows();
@@ -126,55 +110,5 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
             if (COMPONENTS == 2) *reinterpret_cast<uint4 *>(at_unit + LOW) = make_uint4(low[0], low[1], low[2], low[3]);
         }
     }
-    range.join_warp();
     return range;
-}
-
-// The producer warps' loop over tiles: load, wait for an empty stage, split (again if the scale changed), announce the
-// full stage. Loads run two tiles ahead.
-__device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
-    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x;
-    int number = blockIdx.x, coming = number + blocks, iteration = 0, splits = 0;
-    int lowest = 0, highest = 0, exponent = 0;
-    find_filter_exponents(s, lowest, highest);
-    const bool loads = Config::copy_floats < 4 || __shfl_sync(~0u, thread / 32, 0) == 0;
-    if (loads) {
-        load_tile(s, x, WorkTile(number, images), 0, thread);
-        if (coming < tiles) load_tile(s, x, WorkTile(coming, images), 1, thread);
-    }
-    for (; number < tiles; iteration++) {
-        const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        if (iteration && coming < tiles && loads) load_tile(s, x, WorkTile(coming, images), 1 - stage, thread);
-        // Its value is used only behind the wait: an addition here would stall on the atomic.
-        const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
-        if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + stage, iteration / 2);
-        else wait_for_input(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
-
-        bool unsplittable, again;
-        do {
-            Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + stage * STAGED_INPUT, tile,
-                                      power_of_two(exponent), thread);
-            Range *const ranges = s.ranges + splits++ % 2 * PRODUCER_WARPS;
-            if (thread % 32 == 0) ranges[thread / 32] = range;
-            if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
-            named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-#pragma unroll
-            for (int i = 0; i < PRODUCER_WARPS; i++) range.add(ranges[i]);
-            const TileScale scale(range, lowest, highest);
-            unsplittable = scale.unsplittable;
-            again = !unsplittable && range.largest && scale.exponent != exponent;
-            if (again) exponent = scale.exponent;
-        } while (again);
-
-        const int after_coming = s.exponents[LATER_TILE + stage];
-        if (thread == 0) {
-            s.exponents[stage] = exponent, s.exponents[NEXT_TILE + stage] = coming;
-            if (unsplittable) list_for_fallback(state, tile, images);
-        }
-        fence_async_proxy();
-        mbarrier_arrive(s.barriers + FULL + stage);
-        number = coming, coming = after_coming;
-    }
 }

@@ -1,12 +1,11 @@
-// operands: a tile of x as words of two fp16, and the producer warps that make them; the filters in the same order.
+// operands: a tile of x as words of two fp16, which the producer warps make; the filters in the same order.
 //
 //     a stage   [component][image][plane][row][column] words; plane p holds channels 2 p and 2 p + 1 of one pixel
 //
 // An odd last channel has a plane of its own, whose words hold two neighbouring rows (odd_channel_pairs_rows) or
 // columns. With one_channel, word i of a row holds columns 2 i and 2 i + 1, and so every input once.
 //
-// Producers read a tile's input twice: for its range, then to split it. What limits them: the loads from
-// global memory that they can have in flight.
+// What limits the producers: the loads from global memory that they can have in flight.
 
 constexpr int ROW_WORDS = (W + 2 * PAD_W + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
 constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one GEMM column
@@ -54,12 +53,6 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
     return used;
 }
 
-// Words from the beginning of a stage to the first one of a position.
-__device__ __forceinline__ int first_word(int position) {
-    const int at = min(position, POSITIONS - 1), line = at / TILE_COLUMNS, image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
-    return image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) + (at - line * TILE_COLUMNS);
-}
-
 // Where the words of two positions of a lane begin.
 struct FirstWords {
     const unsigned char *of[2];
@@ -97,22 +90,6 @@ struct __align__(4 * FILTER_WORDS) FilterFragment {
     unsigned word[FILTER_WORDS];  // high, then low
 };
 
-// Producers: the range of the tile's input, of this warp's share.
-__device__ __forceinline__ Range find_range(const float *input, const WorkTile &tile, int thread) {
-    constexpr bool VECTORS = WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && (Config::copy_floats == 4 || !Config::input_from_global);
-    struct alignas(VECTORS ? 16 : 4) Values { float of[VECTORS ? 4 : 1]; };
-    const int length = WHOLE_IMAGES ? tile.images * INPUT_SIZE : tile.input_rows() * W;
-    Range range;
-    for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
-#pragma unroll(VECTORS ? 4 : 8)
-        for (int i = thread; i < length / (VECTORS ? 4 : 1); i += PRODUCER_THREADS) {
-            const Values values = reinterpret_cast<const Values *>(input + c * INPUT_CHANNEL)[i];
-            for (const float value : values.of) range.add(value);
-        }
-    range.join_warp();
-    return range;
-}
-
 // Two scaled values as one word of the stage, high and low.
 __device__ __forceinline__ void write_word(unsigned *to, float first, float second, bool real) {
     const unsigned high = to_fp16x2(first, second), low = COMPONENTS == 2 ? fp16x2_residual(first, second, high) : 0;
@@ -142,10 +119,10 @@ struct WordOffsets {
     }
 };
 
-// Producers: every word of the stage, zeros outside the image. Several words are read before the first is
-// written: a write between two reads would have to wait for the first.
-__device__ __forceinline__ void split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
-                                            const WordOffsets &kept, int thread) {
+// Producers: every word of the stage, zeros outside the image. Several words are read before the first is written: a
+// write between two reads would have to wait for the first. Returns no range: it is known before.
+__device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
+                                             const WordOffsets &kept, int thread) {
     constexpr int ALONG = POSITION_COLUMNS;
     constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? W : 1;
     const int rows = tile.input_rows();
@@ -182,7 +159,7 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
                                    a[k] * scale, b[k] * scale, thread + (first + k) * PRODUCER_THREADS < PLANE_WORDS);
             }
         }
-        return;
+        return {};
     }
     const int lines = tile.images * (PLANES * PLANE_ROWS), zero_rows = PADDED ? tile.input_row() - tile.row + PAD_H : 0;
     // Consecutive words of a thread are PRODUCER_THREADS apart, counted along the rows: this many rows and columns.
@@ -214,44 +191,5 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 #pragma unroll
         for (int i = 0; i < BATCH; i++) write_word(stage + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
     }
-}
-
-// The producer warps' loop over tiles: load, find the range, wait for an empty stage, split, announce the full stage.
-__device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
-    const int thread = threadIdx.x - MATH_THREADS;
-    const int blocks = gridDim.x / FILTER_BLOCKS;
-    int number = blockIdx.x / FILTER_BLOCKS;  // the first tile's input is being copied
-    const WordOffsets kept(thread);
-    int iteration = 0, lowest = 0, highest = 0;
-    find_filter_exponents(s, lowest, highest);
-    for (; number < tiles; iteration++) {
-        const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        const int taken = thread == 0 ? blocks + atomicAdd(tile_counter(state, images), 1) : 0;
-        const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
-        const float *const input = Config::input_from_global ? global : s.input;
-        if (!Config::input_from_global) {
-            wait_for_input();
-            named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-        }
-        Range range = find_range(input, tile, thread);
-        if (thread % 32 == 0) s.ranges[thread / 32] = range;
-        named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-#pragma unroll
-        for (int i = 0; i < PRODUCER_WARPS; i++) range.add(s.ranges[i]);
-        const TileScale scale(range, lowest, highest);
-
-        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
-        if (thread == 0) {
-            s.exponents[stage] = scale.exponent;
-            if (scale.unsplittable) list_for_fallback(state, tile, images);
-        }
-        split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
-        if (thread == 0) s.exponents[NEXT_TILE + stage] = taken;
-        mbarrier_arrive(s.barriers + FULL + stage);
-
-        named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-        number = s.exponents[NEXT_TILE + stage];
-        if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);
-    }
+    return {};
 }

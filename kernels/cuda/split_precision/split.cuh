@@ -17,19 +17,6 @@ constexpr bool PROMOTES = Config::promotion_interval > 0;
 constexpr int PROMOTION_INTERVAL = PROMOTES ? Config::promotion_interval : Config::k_steps;
 constexpr bool CORRECTS_SAME_SIGN = COMPONENTS == 2 && !PROMOTES && Config::k_steps >= Config::long_sum;
 
-// The power of two that scales a tile of x, and whether the tile cannot be split. The filters' own powers of two lie
-// from `lowest` to `highest`; the product of both must be a float32 number too. Denormal numbers count as too small.
-struct TileScale {
-    int exponent;
-    bool unsplittable;
-
-    __device__ TileScale(const Range &range, int lowest, int highest) {
-        const int wanted = range.exponent();  // UNSPLITTABLE is above 126
-        unsplittable = wanted + lowest < -126 || wanted + highest > 126;
-        exponent = min(wanted, MAX_EXPONENT);
-    }
-};
-
 // Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. Of mixed signs a
 // sum of n k-steps loses about Config::truncation_bias n units of 2^-23, as measured with mma.sync and wgmma, 2 to 122
 // k-steps. The output scale of a filter is increased by that, except for filters whose weights are exact in one fp16

@@ -36,9 +36,6 @@
 // (_candidate_tiles.py), which the compiler writes out. See "Asynchronous warpgroup level matrix instructions" in the
 // PTX ISA, and CUTLASS's persistent cooperative kernels.
 
-// Read from the end: `consume` calls the main loop, then `stage_output`; the main loop of the next unit stores what a
-// StagedOutput describes.
-
 constexpr int WARPGROUPS = MATH_WARPS / 4;
 constexpr int UNITS = (POSITIONS + 63) / 64 * COLUMN_GROUPS;  // of a tile
 // A thread's sums per output row: one component of w, and all.
@@ -105,8 +102,8 @@ struct Accumulators {
     }
 };
 
-// ---- Epilogue, second half: from the staging area to y. It runs between the k-steps of the next unit's main loop,
-// because a warpgroup that stores starts no products, and the others cannot fill that gap.
+// ---- Epilogue, second half: from the staging area to y. It comes first here because it runs between the k-steps of
+// the next unit's main loop: a warpgroup that stores starts no products, and the others cannot fill that gap.
 
 // Floats from one GEMM column to the next, as in _tiles.py: columns 2 t of a warp then begin 8 banks apart.
 constexpr int STAGING_PITCH = 64 + 4;
@@ -154,28 +151,6 @@ struct StagedOutput {
         for (int i = 0; i < STORES; i++) store(i, read(i));
     }
 };
-
-// ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
-// threads of the warpgroup have stored what lay there; they must meet again before they read it.
-__device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
-                                             int exponent, int first_column_tile) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int r = 0; r < OUTPUT_ROWS; r++)
-#pragma unroll
-        for (int n = 0; n < GROUP_TILES; n++) {
-            OutputScale scales[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                scales[i] = OutputScale(exponent, s.filter_scales[(first_column_tile + n) * 8 + 2 * t + i]);
-#pragma unroll
-            for (int v = 0; v < 4; v++) {
-                const int column = (r * GROUP_TILES + n) * 8 + 2 * t + v % 2;
-                staging[column * STAGING_PITCH + 16 * warp + v / 2 * 8 + g] =
-                    scales[v % 2](accumulators.total(r, n, v), accumulators.with_x_high[r][4 * n + v]);
-            }
-        }
-}
 
 // ---- Main loop: all k-steps of a unit, from the words at `words` and the filters at `b`. The last products may still
 // be running on exit. While the products of one fragment are added, the next fragment is loaded.
@@ -234,6 +209,28 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
     }
 }
 
+// ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
+// threads of the warpgroup have stored what lay there; they must meet again before they read it.
+__device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
+                                             int exponent, int first_column_tile) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < OUTPUT_ROWS; r++)
+#pragma unroll
+        for (int n = 0; n < GROUP_TILES; n++) {
+            OutputScale scales[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                scales[i] = OutputScale(exponent, s.filter_scales[(first_column_tile + n) * 8 + 2 * t + i]);
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                const int column = (r * GROUP_TILES + n) * 8 + 2 * t + v % 2;
+                staging[column * STAGING_PITCH + 16 * warp + v / 2 * 8 + g] =
+                    scales[v % 2](accumulators.total(r, n, v), accumulators.with_x_high[r][4 * n + v]);
+            }
+        }
+}
+
 // A warpgroup computes units of all tiles.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4;
@@ -253,11 +250,8 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             FirstWords words;  // of positions g and g + 8
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int at = min(row_block * 64 + warp * 16 + i * 8 + g, POSITIONS - 1);
-                const int line = at / TILE_COLUMNS;
-                words.of[i] = reinterpret_cast<const unsigned char *>(stage_words + line / TILE_LINES * IMAGE_WORDS +
-                                                                      line % TILE_LINES * (POSITION_ROWS * ROW_STRIDE) +
-                                                                      at % TILE_COLUMNS);
+                const unsigned *const first = stage_words + first_word(row_block * 64 + warp * 16 + i * 8 + g);
+                words.of[i] = reinterpret_cast<const unsigned char *>(first);
             }
             const Descriptor b = filters + column_tile_in_block * (COMPONENTS * 16);
             Accumulators accumulators;
