@@ -21,6 +21,11 @@ def rank(records: list[dict[str, Any]], rules: RankingSpec) -> list[dict[str, An
     return [place for places in _reports.rank(records, rules).values() for place in places]
 
 
+def places_of(records: list[dict[str, Any]]) -> list[str]:
+    """The network, the place and the path of each."""
+    return [f"{one['network']}: {one['place']} {one['path']}" for one in rank(records, RankingSpec())]
+
+
 NOT_RIGHT = ("wrong", "unstable", "tampered")
 
 
@@ -49,13 +54,9 @@ def test_an_outlier_moves_the_points_little() -> None:
 def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
     few, fewer = record("few", 1), record("fewer", 2)
     few["networks"][0]["images"] = fewer["networks"][0]["images"] = 3
-    places = rank([record("a", 10), few, record("b", 20), fewer], RankingSpec())
-    assert [(place["network"], place["place"], place["path"]) for place in places] == [
-        ("2017, 9 images", 1, "a"),
-        ("2017, 9 images", 2, "b"),
-        ("2017, 3 images", 1, "few"),
-        ("2017, 3 images", 2, "fewer"),
-    ]
+    expected = ["9 images: 1 a", "9 images: 2 b", "3 images: 1 few", "3 images: 2 fewer"]
+    found = places_of([record("a", 10), few, record("b", 20), fewer])
+    assert found == [f"2017, {one}" for one in expected]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +77,7 @@ def test_classes_of_precision_are_ranked_by_themselves() -> None:
     records = [record("a", 10), record("half", 1), record("b", 20), record("wino", 5), record("halves", 2)]
     records[1]["precision"] = records[4]["precision"] = "half"
     records[3]["precision"] = "float32 by transforms"
-    places = rank(records, RankingSpec())
-    assert [(place["network"], place["place"], place["path"]) for place in places] == [
-        ("2017, 9 images", 1, "wino"),
-        ("2017, 9 images", 2, "a"),
-        ("2017, 9 images", 3, "b"),
-        ("2017, 9 images, half", 1, "half"),
-        ("2017, 9 images, half", 2, "halves"),
-    ]
+    expected = [": 1 wino", ": 2 a", ": 3 b", ", half: 1 half", ", half: 2 halves"]
+    assert places_of(records) == [f"2017, 9 images{one}" for one in expected]
     mixed = rank(records, RankingSpec(mix_precisions=True))
     assert [place["path"] for place in mixed] == ["half", "halves", "wino", "a", "b"]

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from sandbox import needs_sandbox
@@ -281,26 +282,20 @@ def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, mo
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_full_disk_is_said_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "name", "error", "code", "said"),
+    [
+        (_grading.Log, "add", sqlite3.OperationalError("database or disk is full"), 3, "database or disk is full"),
+        (_submission, "find", KeyboardInterrupt, 130, "interrupted; the same command continues where it stopped"),
+    ],
+    ids=["full disk", "interrupted"],
+)
+def test_what_stops_the_command_is_said_in_a_line(
+    place, name, error, code, said, tmp_path, capsys, monkeypatch
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(_grading.Log, "add", full)
-    assert cli.main([str(HERE / "gpu" / "naive.cuh"), "--context", "cpu", "--json", str(tmp_path / "out.json")]) == 3
-    assert capsys.readouterr().err == "ece408-grade: database or disk is full\n"
-
-
-def test_who_interrupts_is_told_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: object, **keywords: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_submission, "find", interrupted)
-    assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
-    assert capsys.readouterr().err == "ece408-grade: interrupted; the same command continues where it stopped\n"
+    monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
+    assert cli.main([str(HERE / "gpu" / "naive.cuh"), "--context", "cpu", "--json", str(tmp_path / "out.json")]) == code
+    assert capsys.readouterr().err == f"ece408-grade: {said}\n"
 
 
 def test_a_reason_begins_no_line_of_its_own() -> None:
