@@ -25,6 +25,12 @@ _MOST_PATTERNS = 5
 _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
 #: How much longer loads take without staging where a tile has a part of an image: its runs are short.
 _SHORT_RUNS = 5
+#: What sources do not read: no numbers, and what only tiles, launches and predictions follow from.
+_NOT_IN_CONFIG = {
+    *("layer", "stage", "taps", "config", "defines", "choices", "name", "milliseconds", "threads", "positions"),
+    *("units", "unit_positions", "padded_positions", "padded_tiles", "filter_bytes", "input_floats", "stage_rows"),
+    *("shared_reads", "shared_bytes", "read_k_steps"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,15 +71,14 @@ class Tile:
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
     wgmma = one_channel = implicit_gemm = False
-    position_columns, barriers, input_buffers = 1, 4, 1
+    position_columns, input_buffers = 1, 1
     shared_reads = 0  # reads of shared memory per tile, 128 bytes each
     staged_outputs = 0  # floats
 
     @property
     def config(self) -> dict[str, bool | int | float]:
-        """The sources' ``struct Config``: every public number of the tile."""
-        others = {"layer", "stage", "taps", "config", "defines", "choices", "name"}
-        names = {name for name in dir(self) if name[0] != "_"} - others
+        """The sources' ``struct Config``: every public number of the tile but those that only this package reads."""
+        names = {name for name in dir(self) if name[0] != "_"} - _NOT_IN_CONFIG
         return {name: getattr(self, name) for name in sorted(names)}
 
     @property
@@ -230,7 +235,7 @@ class ImplicitGemmTile(Tile):
 
     name = "implicit_gemm"
     wgmma = implicit_gemm = True
-    barriers, position_columns, input_buffers = 12, 2, 2
+    position_columns, input_buffers = 2, 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
     filter_bytes = property(lambda self: self.k_steps * 64 * 16 * 2 * self.components)
     filter_words = property(lambda self: self.k_steps * 512)

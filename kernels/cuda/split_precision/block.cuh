@@ -70,7 +70,7 @@ constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
 constexpr int FULL = 0, EMPTY = 2;                   // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
 constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the TMA unit stores
-constexpr int INPUT_LOADED = 10;                     // of inputs that the TMA unit loads
+constexpr int INPUT_LOADED = 10, BARRIERS = 12;      // of inputs that the TMA unit loads; all
 
 // One tile: its first image and their number, and its first output row.
 struct WorkTile {
@@ -128,7 +128,7 @@ struct Shared {
         exponents = static_cast<int *>(take(24));
         ranges = static_cast<Range *>(take(2 * PRODUCER_WARPS * 8));
         positions = static_cast<unsigned short *>(take(2 * POSITION_TABLE));
-        barriers = static_cast<Barrier *>(take(Config::barriers * 8));
+        barriers = static_cast<Barrier *>(take(BARRIERS * 8));
     }
 };
 constexpr int NEXT_TILE = 2, LATER_TILE = 4;  // indices of Shared::exponents
@@ -149,7 +149,7 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
     // convolution.cu's fence_async_proxy comes between.
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 0; i < Config::barriers; i++) {
+        for (int i = 0; i < BARRIERS; i++) {
             constexpr int arrivals[] = {PRODUCER_THREADS, PRODUCER_THREADS, MATH_THREADS, MATH_THREADS, 128, 128,
                                         MATH_THREADS,     MATH_THREADS,     128,          128,          1,   1};
             mbarrier_init(s.barriers + i, arrivals[i]);

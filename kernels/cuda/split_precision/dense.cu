@@ -14,8 +14,9 @@
 // dense.py's caller takes cuBLAS. See CUTLASS's persistent ping-pong kernels and split-K.
 //
 // Config: length (K) in k_steps of 64; columns (M) in column_tiles of tile_columns; tile_rows; pitch, the floats of a
-// row that TMA reads; stages; bias; components, 2. dense.py puts the activation's function, ``activated``, and the
-// WGMMA macros before this text.
+// row that TMA reads; stages; bias; components, 2. ResNet-50's: length 2048, k_steps 32, columns 1000, column_tiles 6,
+// tile_columns 168, tile_rows 128, pitch 2048, stages 3. dense.py puts the activation's function, ``activated``, and
+// the WGMMA macros before this text.
 
 static_assert(Config::tile_rows == 128 && Config::tile_columns % 8 == 0, "the register counts are for two consumers");
 constexpr int K_STEP = 64, ROW_BYTES = 128, CONSUMERS = Config::tile_rows / 64;

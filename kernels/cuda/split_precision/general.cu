@@ -26,9 +26,10 @@
 // Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
-// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. With the macro SPLIT_FORM,
-// only what split_form.cu shares with this file is compiled; in recompute.cuh the macro leaves out the entry point
-// recompute_images.
+// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. That of 64 channels of
+// 56 x 56 and 64 filters of 3 x 3: tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2,
+// promotion_interval 2. With the macro SPLIT_FORM, only what split_form.cu shares with this file is compiled; in
+// recompute.cuh the macro leaves out the entry point recompute_images.
 
 #ifndef SPLIT_FORM
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to

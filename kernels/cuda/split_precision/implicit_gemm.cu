@@ -13,6 +13,9 @@
 //
 // Two warpgroups take turns ("ping-pong" in CUTLASS): one stores its sums while the other's products are multiplied.
 //
+// Config of the course's 2018 spring, second layer: tile_images 1, tile_lines 13, row_accumulators 2, wgmma_n 104,
+// k_steps 14, group_tiles 2, math_warps 8, producer_warps 4, consumer_registers 216, bulk_store, output_pitch 676.
+//
 // Arithmetic: 3 (once with one component) times 64 x 16 k_steps products per position, of which row_accumulators x 2 x
 // M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second layer of
 // the course's 2018 spring. What limits it: shared-memory bandwidth, half of which B takes, and the registers of a

@@ -10,6 +10,9 @@
 //
 // A position is one output. The next A and B are loaded while these are multiplied.
 //
+// Config of the course's last layer: tile_images 1, tile_lines 27, m_tiles 2, group_tiles 3, column_groups 1, k_steps
+// 37, promotion_interval 6, math_warps 8, producer_warps 4, input_from_global, filters_in_shared.
+//
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), products rounded up to 16 and
 // columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last layer.
 // What limits it: shared-memory reads, of the filters per unit and of the positions per group. Restrictions: none but

@@ -15,6 +15,9 @@
 // and a k-step's words are replaced by those of the next positions once they are used. Otherwise the words of 16
 // m_tiles positions stay in registers while the warp goes through the filters in shared memory.
 //
+// Config of the course's 2018 fall, first layer, on an H200: tile_images 1, tile_lines 66, k_steps 4, column_tiles 3,
+// m_tiles 1, math_warps 8, producer_warps 4, filters_in_registers, store_floats 4, copy_floats 4.
+//
 // Arithmetic: 2 M K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
 // per tile, and y once: 12 FLOP per byte for the course's 2017 layer. What limits it: stores to memory. Restrictions:
 // C = 1, OW even, OH OW a multiple of four.

@@ -17,7 +17,8 @@
 // filters. Restrictions: sm_90a; 1 x 1 filters, no padding; stride 1 for a data gradient. See CUTLASS's
 // warp-specialized kernels with mixed input types, which also convert an operand before they multiply.
 //
-// Launches: split_filters, pointwise_gemm, recompute_images.
+// Launches: split_filters, pointwise_gemm, recompute_images. Config of 256 channels of 56 x 56 and 64 filters:
+// tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2, producers 2, promotion_interval 1.
 
 constexpr int PRODUCERS = Config::producers;
 static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "a producer thread loads a pixel of 128");

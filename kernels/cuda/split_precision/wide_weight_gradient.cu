@@ -28,7 +28,8 @@
 //
 // Config beyond wide_tile.cuh's. tile_pixels: 64 per unit. x_parts, y_parts: blocks per channel in channel_ranges.
 // x_vector, y_vector: floats per load there. blocks: the grid of weight_gradient_tiles. low_stages: stages after which
-// the sums of low products are promoted.
+// the sums of low products are promoted. That of 64 channels of 56 x 56 and 64 filters of 3 x 3: consumers 3,
+// tile_filters 64, stages 3, blocks 132, x_parts and y_parts 32, x_vector and y_vector 4, low_stages 64.
 
 constexpr int STAGE_PIXELS = 64, BLOCK = 64, BLOCK_BYTES = STAGE_PIXELS * ROW_BYTES;  // 64 pixels of 64 channels
 constexpr int CHANNEL_BLOCKS = (C + BLOCK - 1) / BLOCK, UNITS = TAPS * CHANNEL_BLOCKS, TILE_UNITS = Config::consumers;
