@@ -9,10 +9,9 @@ A table stands between two comments, which a page may have anywhere:
     <!-- table: layers-h200 -->
     <!-- end of table -->
 
-Every number comes from a file that ece408-bench wrote with --json (the format is that of ece408_op.bench.results), from
-the tuning table, or from experiments.json. A table names the machine and the versions of its file. To update a table,
-replace its JSON file and run this command. The list of operators comes from their definitions, so this needs NumPy and
-llvmlite.
+Every number comes from a file that ece408-bench wrote with --json, or from the tuning table. A table names the machine
+and the versions of its file. To update a table, replace its JSON file and run this command. The list of operators comes
+from their definitions, so this needs NumPy and llvmlite.
 """
 
 from __future__ import annotations
@@ -21,16 +20,20 @@ import argparse
 import json
 import math
 import re
-import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ece408_op.bench import results  # noqa: E402
+from ece408_op.bench.results import Case, Results, mean_and_least  # noqa: E402
+from ece408_op.problem import layer_name  # noqa: E402
+
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 #: The course's layers by the benchmark's names, as people say them.
@@ -50,9 +53,9 @@ PACKAGES = {"mxnet": "MXNet", "cupy": "CuPy", "torch": "PyTorch"}
 
 
 @cache
-def read(name: str) -> dict[str, Any]:
+def read(name: str) -> Results:
     """A file of benchmarks/results by its stem."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return results.read(ROOT / "benchmarks" / "results" / f"{name}.json")
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], above: str = "") -> str:
@@ -64,11 +67,6 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], above: str = ""
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def mean(ratios: Iterable[float]) -> float:
-    """The geometric mean."""
-    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def number(value: float) -> str:
@@ -88,28 +86,24 @@ def scientific(value: float) -> str:
 
 def machine(name: str) -> str:
     """The machine and the versions of a file, as a sentence; of kernels on a GPU's arrays, without the host."""
-    one = read(name)["machine"]
-    versions = ", ".join(f"{word} {one['versions'][key]}" for key, word in PACKAGES.items() if key in one["versions"])
-    chip = f"ne {one['gpu']['name']}" if one["gpu"] else ""
+    one = read(name).machine
+    versions = ", ".join(f"{word} {one.versions[key]}" for key, word in PACKAGES.items() if key in one.versions)
+    chip = f"ne {one.gpu.name}" if one.gpu else ""
     if chip and not name.startswith("networks"):
         return f"O{chip}; {versions}."
-    host = f"{one['threads']} threads on {one['cores']} cores of an {CPUS.get(name.split('-')[1], one['cpu'])}"
-    return f"{host}, {SIMD[one['simd']]}{f', and o{chip}' if chip else ''}; {versions}."
+    host = f"{one.threads} threads on {one.cores} cores of an {CPUS.get(name.split('-')[1], one.cpu)}"
+    return f"{host}, {SIMD[one.simd]}{f', and o{chip}' if chip else ''}; {versions}."
 
 
-def row(case: dict[str, Any], contestant: str, call: str = "kernel") -> dict[str, Any]:
-    """The row of a contestant and kind of call."""
-    return next(one for one in case["rows"] if (one["contestant"], one["call"]) == (contestant, call))
+def median(case: Case, contestant: str, call: str = "kernel") -> float:
+    """The seconds of a contestant."""
+    return case.row(contestant, call).median
 
 
-def peer(case: dict[str, Any], family: str, call: str) -> float:
+def peer(case: Case, family: str = "cuDNN", call: str = "kernel") -> float:
     """The least median, in seconds, of the contestants with names that begin with ``family``."""
-    return min(one["median"] for one in case["rows"] if one["contestant"].startswith(family) and one["call"] == call)
-
-
-def cudnn(case: dict[str, Any]) -> float:
-    """The median of cuDNN's faster layout."""
-    return peer(case, "cuDNN", "kernel")
+    found = (one.median for one in case.rows if one.contestant.startswith(family) and one.call == call)
+    return min(median for median in found if median)
 
 
 def gpu_layers(name: str, listed: bool = True) -> str:
@@ -118,20 +112,20 @@ def gpu_layers(name: str, listed: bool = True) -> str:
     Where the file has them, also on activations that stay split.
     """
     rows, ratios, split_ratios = [], [], []
-    for case in read(name)["cases"]:
-        if case["problem"].get("groups", 1) != 1:
+    for case in read(name).cases:
+        if case.problem.groups != 1:
             continue
-        own = row(case, "auto")
-        ratios.append(cudnn(case) / own["median"])
-        rows.append([case["name"], f"`{own['kernel']}`", ms(own["median"]), ms(cudnn(case))])
-        rows[-1] += [f"{ratios[-1]:.2f}", f"{own['median'] / case['roofline_seconds']:.2f}"]
-        for split in (one for one in case["rows"] if one["contestant"] == SPLIT_FORM):
-            split_ratios.append(cudnn(case) / split["median"])
-            rows[-1] += [ms(split["median"]), f"{split_ratios[-1]:.2f}"]
+        own = case.row("auto", "kernel")
+        ratios.append(case.ratio(own, "cuDNN"))
+        rows.append([case.name, f"`{own.kernel}`", ms(own.median), ms(peer(case))])
+        rows[-1] += [f"{ratios[-1]:.2f}", f"{own.median / case.roofline_seconds:.2f}"]
+        if split := case.row(SPLIT_FORM, "kernel"):
+            split_ratios.append(case.ratio(split, "cuDNN"))
+            rows[-1] += [ms(split.median), f"{split_ratios[-1]:.2f}"]
     rows = rows if listed else []
-    for word, of_all in (("geometric mean", mean), ("least", min)):
-        rows.append([word, "", "", "", f"{of_all(ratios):.2f}", ""])
-        rows[-1] += ["", f"{of_all(split_ratios):.2f}"] if split_ratios else []
+    for which, word in enumerate(("geometric mean", "least")):
+        rows.append([word, "", "", "", f"{mean_and_least(ratios)[which]:.2f}", ""])
+        rows[-1] += ["", f"{mean_and_least(split_ratios)[which]:.2f}"] if split_ratios else []
     head = ["layer", "kernel that auto takes", "auto, ms", "cuDNN, ms", "times as fast", "of the roofline"]
     head += ["split NHWC, ms", "times as fast"] if split_ratios else []
     if not listed:
@@ -144,22 +138,21 @@ def precisions() -> str:
     head, rows = ["layer"], [[title] for title in COURSE.values()]
     for word in ("tf32", "fp16"):
         head += [f"{word}: kernel", "auto, ms", "cuDNN, ms"]
-        for cells, case in zip(rows, read(f"layers-h200-{word}")["cases"]):
-            own = row(case, "auto")
-            cells += [f"`{own['kernel']}`", ms(own["median"]), ms(cudnn(case))]
+        for cells, case in zip(rows, read(f"layers-h200-{word}").cases):
+            own = case.row("auto", "kernel")
+            cells += [f"`{own.kernel}`", ms(own.median), ms(peer(case))]
     return markdown(head, rows, machine("layers-h200-tf32"))
 
 
 def float32_kernels() -> str:
     """The plain float32 kernels of the GPU."""
     kernels = ("register_blocked", "register_blocked_uniform", "sliding_window")
-    windows = {case["name"]: row(case, kernels[2])["median"] for case in read("layers-h200-window")["cases"]}
+    windows = {case.name: median(case, kernels[2]) for case in read("layers-h200-window").cases}
     rows = []
-    for case in read("layers-h200-float32")["cases"]:
-        times = [*(row(case, kernel)["median"] for kernel in kernels[:2]), windows.get(case["name"], math.inf)]
+    for case in read("layers-h200-float32").cases:
+        times = [*(median(case, kernel) for kernel in kernels[:2]), windows.get(case.name, math.inf)]
         words = [ms(time) if time < math.inf else "" for time in times]
-        share = f"{min(times) / case['roofline_seconds']:.2f}"
-        rows.append([COURSE[case["name"]], *words, ms(cudnn(case)), share])
+        rows.append([COURSE[case.name], *words, ms(peer(case)), f"{min(times) / case.roofline_seconds:.2f}"])
     head = ["layer", *(f"`{kernel}`, ms" for kernel in kernels), "cuDNN float32, ms", "best, of the roofline"]
     return markdown(head, rows, machine("layers-h200-float32"))
 
@@ -168,7 +161,7 @@ def ladder() -> str:
     """Every GPU kernel on the course's layers with 10,000 images, from the tuning table."""
     tables = json.loads((ROOT / "ece408_op/core/tuning.json").read_text(encoding="utf-8"))["chips"]
     (table,) = [chip for chip in tables if "H200" in chip["name"]]
-    sizes = [list(case["problem"].values()) for case in read("layers-h200")["cases"]]
+    sizes = [list(case.problem.sizes.values()) for case in read("layers-h200").cases]
     times = [next(row["milliseconds"] for row in table["layers"] if row["layer"] == size) for size in sizes]
     # The slowest first, as the course's ladder goes; by the 2017 layer, and by the last for those that refuse it.
     names: list[str] = []
@@ -181,36 +174,34 @@ def ladder() -> str:
 def cpu_layers(name: str) -> str:
     """``auto``, MXNet's Convolution and PyTorch's better layout, fresh and reused outputs."""
     rows = []
-    for case in read(name)["cases"]:
-        own, mxnet = ([row(case, who, c)["median"] for c in ("fresh", "reused")] for who in ("New auto", BUILT_IN))
+    for case in read(name).cases:
+        own, mxnet = ([median(case, who, c) for c in ("fresh", "reused")] for who in ("New auto", BUILT_IN))
         times = [*own, *mxnet, peer(case, "PyTorch", "fresh")]
-        rows.append([COURSE[case["name"]], *map(ms, times), f"{mxnet[1] / own[1]:.2f}"])
-        rows[-1].append(f"{own[1] / case['roofline_seconds']:.2f}")
-    rows.append(["geometric mean", *[""] * 5, f"{mean(cpu_ratios(name, 'MXNet', 'reused')):.2f}", ""])
+        rows.append([COURSE[case.name], *map(ms, times), f"{mxnet[1] / own[1]:.2f}"])
+        rows[-1].append(f"{own[1] / case.roofline_seconds:.2f}")
+    rows.append(["geometric mean", *[""] * 5, f"{cpu_ratios(name, 'MXNet', 'reused')[0]:.2f}", ""])
     head = ["layer", "New, fresh, ms", "reused", "MXNet, fresh", "reused", "PyTorch, fresh", "times MXNet, reused"]
     return markdown([*head, "of the roofline"], rows, machine(name))
 
 
 def contestant(name: str) -> str:
     """The contestant of a file of CPU layers: "New auto", or "New direct" where auto was not measured."""
-    names = {one["contestant"] for one in read(name)["cases"][0]["rows"]}
+    names = {one.contestant for one in read(name).cases[0].rows}
     return "New auto" if "New auto" in names else "New direct"
 
 
-def cpu_ratios(name: str, family: str, call: str) -> list[float]:
-    """How many times as fast as a peer ``New`` is, on each layer."""
-    cases, own = read(name)["cases"], contestant(name)
-    return [peer(case, family, call) / row(case, own, call)["median"] for case in cases]
+def cpu_ratios(name: str, family: str, call: str) -> tuple[float, float]:
+    """How many times as fast as a peer ``New`` is: the geometric mean of the layers, and the least."""
+    return mean_and_least(case.ratio(case.row(contestant(name), call), family) for case in read(name).cases)
 
 
 def cpu_others() -> str:
     """The ratios of each CPU file."""
     rows = []
     for name in ("layers-zen5", "layers-zen5-avx2", "layers-zen4", "layers-zen3"):
-        rows.append([CPUS[name.split("-")[1]], SIMD[read(name)["machine"]["simd"]], contestant(name)])
+        rows.append([CPUS[name.split("-")[1]], SIMD[read(name).machine.simd], contestant(name)])
         for family, call in (("MXNet", "fresh"), ("MXNet", "reused"), ("PyTorch", "fresh")):
-            ratios = cpu_ratios(name, family, call)
-            rows[-1] += [f"{mean(ratios):.2f}", f"{min(ratios):.2f}"]
+            rows[-1] += [f"{ratio:.2f}" for ratio in cpu_ratios(name, family, call)]
     head = ["two cores", "instructions", "contestant", "MXNet, fresh: mean", "least", "MXNet, reused: mean", "least"]
     return markdown([*head, "PyTorch, fresh: mean", "least"], rows)
 
@@ -218,24 +209,21 @@ def cpu_others() -> str:
 def networks() -> str:
     """Whole networks: seconds of a forward by contestant, with ``New`` on a CPU and on a GPU."""
     rows, files = [], {"CPU": "networks-zen5", "GPU": "networks-h200"}
-    for where, case in ((where, case) for where, name in files.items() for case in read(name)["cases"]):
-        timed = [one for one in case["rows"] if one["call"] == "forward" and one["contestant"][:3] in ("MXN", "New")]
-        rows.append([f"{case['name']}, {where}", *(f"{one['median']:.3f}" for one in timed)])
+    for where, case in ((where, case) for where, name in files.items() for case in read(name).cases):
+        timed = [one for one in case.rows if one.call == "forward" and one.contestant[:3] in ("MXN", "New")]
+        rows.append([f"{case.name}, {where}", *(f"{one.median:.3f}" for one in timed)])
     above = "\n".join(f"{where}: {machine(name)}" for where, name in files.items())
-    return markdown(["seconds", *(one["contestant"] for one in timed)], rows, above)
+    return markdown(["seconds", *(one.contestant for one in timed)], rows, above)
 
 
 def networks_on_gpu() -> str:
     """gpu_network and the fastest of PyTorch's settings on the course's networks and on image classifiers."""
     rows = []
-    for case in (case for name in ("networks-h200", "networks-h200-zoo") for case in read(name)["cases"]):
-        rows.append([case["name"]])
+    for case in (case for name in ("networks-h200", "networks-h200-zoo") for case in read(name).cases):
+        rows.append([case.name])
         for call in ("gpu", "forward"):
-            timed = [one for one in case["rows"] if one["call"] == call and one.get("seconds")]
-            times = {one["contestant"]: one["median"] for one in timed}
-            ours = times["gpu_network auto"]
-            peer = min(time for contestant, time in times.items() if contestant.startswith("PyTorch"))
-            rows[-1] += [number(1000 * ours), number(1000 * peer), f"{peer / ours:.2f}"]
+            ours, theirs = median(case, "gpu_network auto", call), peer(case, "PyTorch", call)
+            rows[-1] += [ms(ours), ms(theirs), f"{theirs / ours:.2f}"]
     head = ["network", "on the GPU, ms", "PyTorch", "times as fast", "from memory, ms", "PyTorch", "times as fast"]
     return markdown(head, rows)
 
@@ -243,29 +231,12 @@ def networks_on_gpu() -> str:
 def errors() -> str:
     """The largest errors of auto and of cuDNN's layouts on the course's layers, mixed signs."""
     rows = []
-    for case in read("layers-h200")["cases"]:
-        own = row(case, "auto")
-        shown = [own["error"], *(row(case, f"cuDNN float32 {layout}")["error"] for layout in ("NCHW", "NHWC"))]
-        rows.append([COURSE[case["name"]], f"`{own['kernel']}`", *map(scientific, [*shown, own["bound"]])])
+    for case in read("layers-h200").cases:
+        own, *peers = (case.row(name, "kernel") for name in ("auto", "cuDNN float32 NCHW", "cuDNN float32 NHWC"))
+        errors = (own.error, *(one.error for one in peers), own.bound)
+        rows.append([COURSE[case.name], f"`{own.kernel}`", *map(scientific, errors)])
     head = ["layer", "kernel", "auto", "cuDNN NCHW", "cuDNN NHWC", "the kernel's bound"]
     return markdown(head, rows, machine("layers-h200"))
-
-
-def changes(group: str) -> str:
-    """The changes to one family of kernels, with the times before and after."""
-
-    def span(value: float | list[float]) -> str:
-        return " to ".join(f"{v:g}" for v in value) if isinstance(value, list) else f"{value:g}"
-
-    found = [one for one in read("experiments")["changes"] if one["group"] == group]
-    rows = [
-        [one["change"], code(one["kernel"]), one["layer"], span(one["before"]), f"{span(one['after'])} {one['unit']}"]
-        + ["yes" if one["kept"] else "no"]
-        for one in found
-    ]
-    used = {one["machine"] for one in found}
-    machines = "; ".join(f"{key}: {text}" for key, text in read("experiments")["machines"].items() if key in used)
-    return markdown(["change", "kernel", "layer", "before", "after", "kept"], rows, f"{machines}.")
 
 
 def code(word: str) -> str:
@@ -273,35 +244,16 @@ def code(word: str) -> str:
     return word if " " in word else f"`{word}`"
 
 
-def experiment(name: str, columns: dict[str, str], write: Callable[[float], str], above: str = "") -> str:
-    """A table of experiments.json: its columns' titles by key; ``write`` is for numbers."""
-
-    def cell(value: Any, key: str) -> str:
-        if isinstance(value, list):
-            return " to ".join(f"{v:g}" for v in value)
-        if isinstance(value, (int, float)):
-            return str(value) if key == "steps" else write(value)
-        return code(value) if key == "kernel" else COURSE.get(value, value)
-
-    rows = [[cell(one.get(key, ""), key) for key in columns] for one in read("experiments")[name]]
-    return markdown(columns.values(), rows, above)
-
-
-def same(*words: str) -> dict[str, str]:
-    """Columns with their keys as titles."""
-    return {word: word for word in words}
-
-
 def summary() -> str:
     """README's table: the course's layers on a GPU and on a CPU."""
     rows = []
-    for on_gpu, on_cpu in zip(read("layers-h200")["cases"], read("layers-zen5")["cases"]):
-        _, c, h, w, m, k = on_gpu["problem"].values()
-        times = [row(on_gpu, "auto")["median"], cudnn(on_gpu)]
-        times += [row(on_cpu, name, "reused")["median"] for name in ("New auto", BUILT_IN)]
-        rows.append([f"{COURSE[on_gpu['name']]}: {c} x {h} x {w}, {m} filters of {k} x {k}", *map(ms, times)])
+    for on_gpu, on_cpu in zip(read("layers-h200").cases, read("layers-zen5").cases):
+        _, *sizes = on_gpu.problem.sizes.values()
+        times = [median(on_gpu, "auto"), peer(on_gpu)]
+        times += [median(on_cpu, name, "reused") for name in ("New auto", BUILT_IN)]
+        rows.append([f"{COURSE[on_gpu.name]}: {layer_name(sizes)}", *map(ms, times)])
     head = ["layer", "GPU, New", "GPU, cuDNN", "CPU, New", "CPU, MXNet"]
-    ratio = mean(cpu_ratios("layers-zen3", "MXNet", "reused"))
+    ratio, _ = cpu_ratios("layers-zen3", "MXNet", "reused")
     return (
         f"{markdown(head, rows)}\n\nGPU: {machine('layers-h200')}\nCPU: {machine('layers-zen5')}\n"
         f"With AVX2 alone, on two cores of a Zen 3, `New` is {ratio:.1f} times as fast as MXNet in geometric mean."
@@ -310,19 +262,18 @@ def summary() -> str:
 
 def tutorial() -> str:
     """The benchmark's rows of the tutorial's CPU kernel."""
-    cases = read("tutorial-cpu")["cases"]
+    cases = read("tutorial-cpu").cases
     rows = [
-        [case["name"], name, *(ms(row(case, name, call)["median"]) for call in ("fresh", "reused"))]
+        [case.name, name, *(ms(median(case, name, call)) for call in ("fresh", "reused"))]
         for case in cases
-        for name in dict.fromkeys(one["contestant"] for one in case["rows"])
+        for name in dict.fromkeys(one.contestant for one in case.rows)
     ]
-    above = f"{machine('tutorial-cpu')} {cases[0]['images']} images."
+    above = f"{machine('tutorial-cpu')} {cases[0].images} images."
     return markdown(["layer", "implementation", "fresh, ms", "reused, ms"], rows, above)
 
 
 def operators() -> str:
     """The operators of gpu_network, those with the same attributes of more than one value together."""
-    sys.path.insert(0, str(ROOT))
     from ece408_op.network._operators import OPERATORS
 
     found: dict[str, list[str]] = {}
@@ -332,12 +283,6 @@ def operators() -> str:
     lines = (f"- {', '.join(ops)}{': ' if attributes else ''}{attributes}" for attributes, ops in found.items())
     return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
 
-
-LOOPS = {"what": "loop", "value": "measured", "unit": "unit"}
-PARTS = ("all", "no load", "no conversion", "no store", "no reads of shared memory", "no products", "products alone")
-PROMOTION = {"before": "without promotion", "after": "every 6 k-steps", "cudnn": "cuDNN float32"}
-EXTRA_BITS = {"zero": "0 extra bits", "one": "1", "two": "2", "three": "3"}
-ZEROS = ("dense", "half zero", "three quarters zero", "nine tenths zero")
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
@@ -350,25 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-others": cpu_others,
     "networks": networks,
     "networks-on-gpu": networks_on_gpu,
-    "changes-split-precision": partial(changes, "split precision"),
-    "changes-float32": partial(changes, "float32"),
-    "changes-cpu": partial(changes, "CPU"),
-    "changes-copies": partial(changes, "calls and copies"),
-    "parts": partial(experiment, "parts", {"kernel": "ms", **same("layer", *PARTS)}, number),
-    "microbenchmarks": lambda: experiment(
-        "microbenchmarks", LOOPS, "{:g}".format, read("experiments")["machines"]["H200"]
-    ),
     "errors": errors,
-    "promotion": partial(
-        experiment, "promotion", {**same("layer", "kernel"), "steps": "k-steps", **PROMOTION}, scientific
-    ),
-    "truncation": partial(
-        experiment, "truncation", {**same("layer", "data"), **EXTRA_BITS, **same("measured")}, "{:g}".format
-    ),
-    "worst-ratios": partial(
-        experiment, "worst_ratios", {**same("data", "layer"), "ratio": "error / cuDNN NCHW's"}, "{:.2f}".format
-    ),
-    "winograd": partial(experiment, "winograd", same("layer", *ZEROS), "{:g}".format),
     "tutorial": tutorial,
     "operators": operators,
 }

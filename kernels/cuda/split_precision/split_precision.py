@@ -66,7 +66,7 @@ _FEWEST_FILTERS = 4
 _LATENCY, _BYTES = 0.012, 4e9
 #: The error of rounding to fp16, and what a product adds to the error of a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
-#: The mean truncation bias per k-step, in units of 2^-23: benchmarks/results/experiments.json.
+#: The mean truncation bias per k-step, in units of 2^-23: docs/numerics.md.
 _TRUNCATION_BIAS = 0.15
 #: The same-sign bias per k-step: it grows with the sum, by the first number per k-step, up to the second, and is
 #: limited per product. It lies between what uniform data lose and what small integers do, whose products have less to
