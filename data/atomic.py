@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 from collections.abc import Iterator
@@ -34,6 +35,22 @@ def output_folder_problem(path: Path | None) -> str | None:
     if not os.path.isdir(existing):
         return f"expected a folder, got {path}, where {existing} is no folder"
     return None if _is_writable(existing) else f"expected a folder that can be written, got {path}"
+
+
+def output_file(word: str) -> Path:
+    """Return the path of a file that will be written: argparse's type."""
+    return _possible(Path(word), folder_problem(Path(word)))
+
+
+def output_folder(word: str) -> Path:
+    """Return the path of a folder into which files will be written: argparse's type."""
+    return _possible(Path(word), output_folder_problem(Path(word)))
+
+
+def _possible(path: Path, problem: str | None) -> Path:
+    if problem:
+        raise argparse.ArgumentTypeError(problem)
+    return path
 
 
 def _is_writable(folder: Path) -> bool:

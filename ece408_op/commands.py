@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import io
+import math
 import os
 import signal
 import sys
@@ -48,6 +50,18 @@ def run(name: str) -> int:
 
 #: The entry points of ece408-bench, ece408-grade, ece408-lab and ece408-report.
 bench, grade, lab, report = (partial(run, name) for name in ("bench", "grade", "lab", "report"))
+
+
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return argparse's type of a whole number between both."""
+
+    def parsed(word: str) -> int:
+        if not word.isdecimal() or not least <= int(word) <= most:
+            limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"expected a whole number {limits}, got {word!r}")
+        return int(word)
+
+    return parsed
 
 
 def interrupt_on_sigterm() -> None:

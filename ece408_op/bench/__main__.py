@@ -9,15 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from ece408_op import commands
-from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.core.roofline import Ceilings
-from ece408_op.data.atomic import folder_problem, output_folder_problem
+from ece408_op.data.atomic import output_file, output_folder
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
 from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
@@ -97,12 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
     if options.command == "layers" and options.split_form and (options.context == "cpu" or options.gradient):
         usage_error("--split-form: expected --context gpu and no --gradient")
-    for option, problem in (
-        ("--json", folder_problem(options.json)),
-        ("--plots", output_folder_problem(options.plots)),
-    ):
-        if problem:
-            usage_error(f"{option}: {problem}")
     # MXNet reads them when it is imported: it uses half of the cores otherwise, and names each graph that it fuses.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
@@ -257,7 +250,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
     images, cores, sweep = _layer_names.IMAGES, len(os.sched_getaffinity(0)), command == "sweep"
     ranges, seed = _sweep.RANGES if sweep else (_layer_names.RANGES,), 408 if sweep else 0
     sets = _networks.SETS if command == "networks" else _layer_names.SETS
-    number: dict[str, Any] = {"type": _at_least(1), "metavar": "N"}
+    number: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     found: dict[str, dict[str, Any]] = {
         "--context": {"choices": ["cpu", "gpu"], "default": "cpu", "help": "where the operator computes"},
@@ -296,9 +289,9 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--record": {"action": "store_true", "help": "write the times into the tuning table, in place of older ones"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},
         "--repeats": {**number, "help": "timed calls of each kind (fewer by default where a call takes seconds)"},
-        "--seed": {"type": _at_least(0), "default": seed, "help": "of data and random layers"},
-        "--json": {"type": Path, "metavar": "FILE", "help": "write all figures there, case by case"},
-        "--plots": {"type": Path, "metavar": "FOLDER", "help": "draw bars, and a roofline of layers, there"},
+        "--seed": {"type": whole_number(0), "default": seed, "help": "of data and random layers"},
+        "--json": {"type": output_file, "metavar": "FILE", "help": "write all figures there, case by case"},
+        "--plots": {"type": output_folder, "metavar": "FOLDER", "help": "draw bars, and a roofline of layers, there"},
     }
     if command in ("layers", "networks"):
         del found["--images"]["default"]
@@ -310,15 +303,6 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
             shown = default if isinstance(default, (str, int)) else " ".join(default)
             values["help"] += f" (default: {shown})"
     return found
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parsed(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {word!r}")
-        return int(word)
-
-    return parsed
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op.commands import CANNOT, FAILED, OK
-from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
+from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.data.atomic import output_file, output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import EndedError
@@ -93,14 +93,12 @@ def _shown(lines: Sequence[str], before: Sequence[str]) -> list[str]:
 def _new(arguments: Sequence[str]) -> int:
     """Write a file to start from, for the device that its name means."""
     parser = argparse.ArgumentParser(prog="ece408-lab new", description="Write a correct, slow file to start from.")
-    parser.add_argument("file", type=Path, help="its name, such as my_kernel.cu or new-forward.h")
+    parser.add_argument("file", type=output_file, help="its name, such as my_kernel.cu or new-forward.h")
     path = parser.parse_args(arguments).file
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".py":
         parser.error(f"expected a name that ends in .h, .cu or .cuh, got {path}")
     if path.exists():
         parser.error(f"expected the name of a new file, got {path}, which exists")
-    if problem := folder_problem(path):
-        parser.error(problem)
     starter = "my_kernel.cu" if device_of(path) == "gpu" else "new-forward.h"
     try:
         path.write_bytes((_STARTERS / starter).read_bytes())
@@ -136,17 +134,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option("--watch", action="store_true", help="check it again at each save")
     layer = "layers: channels, rows, columns, filters, the filter's size (default: the course's that fit the file)"
     option("--layer", nargs="+", type=_layer, default=[], metavar="CxHxWxMxK", help=layer)
-    option("--images", type=_images, metavar="N", help="images (default: few, then more)")
+    option("--images", type=whole_number(1), metavar="N", help="images (default: few, then more)")
     option("--emulate", action="store_true", help="emulate a CUDA file on the CPU, although there is a GPU")
     option("--ncu", action="store_true", help="count by Nsight Compute as well, on a GPU")
-    option("--json", type=Path, metavar="FILE", help="write the result to FILE as well")
-    option("--html", type=Path, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
+    option("--json", type=output_file, metavar="FILE", help="write the result to FILE as well")
+    option("--html", type=output_folder, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
     options = parser.parse_args(arguments)
     if options.file.suffix.lower() not in SUFFIXES or not options.file.is_file():
         parser.error(f"FILE: expected a file that ends in {', '.join(SUFFIXES)}, found no {options.file}")
-    for name, problem in (("--json", folder_problem(options.json)), ("--html", output_folder_problem(options.html))):
-        if problem:
-            parser.error(f"{name}: {problem}")
     return options
 
 
@@ -158,12 +153,6 @@ def _layer(text: str) -> ConvProblem:
     except (ValueError, ProblemError) as error:
         reason = f": {error}" if isinstance(error, ProblemError) else ""
         raise argparse.ArgumentTypeError(f"expected five sizes such as 1x28x28x50x5, got {text!r}{reason}") from None
-
-
-def _images(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

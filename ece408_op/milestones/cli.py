@@ -27,7 +27,7 @@ from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core import dispatch
 from ece408_op.core.check import agreement
 from ece408_op.data import find_test, load_test
-from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
+from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
@@ -73,12 +73,6 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     milestone, script = MILESTONES[name], f"{name}.py"
     parser = _parser(milestone, script)
     options = parser.parse_intermixed_args(arguments)
-    for option, problem in (
-        ("--json", folder_problem(options.json)),
-        ("--profile-out", output_folder_problem(options.profile_out)),
-    ):
-        if problem:
-            parser.error(f"{option}: {problem}")
     options.model, options.size = _positional(parser, milestone, options.positional)
     if options.fuse and options.impl == ALL:
         parser.error("--fuse: expected one kernel, got all: some of them have no tanh and maxima in the same pass")
@@ -125,7 +119,7 @@ def _parser(milestone: Milestone, script: str) -> argparse.ArgumentParser:
         context = f"where MXNet's arrays live (default: {context})"
         parser.add_argument("--context", choices=["cpu", "gpu"], default=default, help=context)
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE as well")
+    parser.add_argument("--json", metavar="FILE", type=output_file, help="write the results to FILE as well")
     parser.add_argument("--time", action="store_true", help="print the program's time and memory to stderr at the end")
     session.add_options(parser)
     return parser

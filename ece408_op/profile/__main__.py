@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ece408_op.data.atomic import output_folder_problem
+from ece408_op.data.atomic import output_folder
 
 from .session import DATA, TEXT, TIMELINE, Session
 
@@ -30,16 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help=f"write {TEXT}, {DATA} and {TIMELINE} there")
+    out = f"write {TEXT}, {DATA} and {TIMELINE} there"
+    parser.add_argument("--out", metavar="FOLDER", type=output_folder, help=out)
     parser.add_argument("script", help="the Python file to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     options = parser.parse_args(arguments)
     script = Path(options.script)
     if not script.is_file():
         parser.error(f"script: expected a Python file, got {options.script}")
-    problem = output_folder_problem(options.out)
-    if problem:
-        parser.error(f"--out: {problem}")
     session = Session(on_gpu=True, out=options.out)
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(script.resolve().parent)

@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.data.atomic import write_text
+from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -126,10 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="example: python -m ece408_op.profile.counters 1x28x28x50x5 --images 1000 --json counters.json",
     )
     parser.add_argument("layer", help="CxHxWxMxK")
-    parser.add_argument("--images", type=int, default=10_000, metavar="N", help="(default: 10000)")
+    parser.add_argument("--images", type=whole_number(1), default=10_000, metavar="N", help="(default: 10000)")
     known = dispatch.names("gpu")
     parser.add_argument("--impl", nargs="+", metavar="NAME", choices=known, default=known, help="(default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write there instead of printing")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     try:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import write_text
+from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile-out",
         metavar="FOLDER",
-        type=Path,
+        type=output_folder,
         help=f"profile, and write {TEXT}, {DATA} and {TIMELINE} (open it at ui.perfetto.dev) there",
     )
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK
+from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
 from ece408_op.core import dispatch
-from ece408_op.data.atomic import output_folder_problem, write_text
+from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 from ece408_op.runtime import templates
@@ -88,11 +88,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     networks, impls = files.list_names(), dispatch.names()
     option = parser.add_argument
-    option("--out", type=Path, default=Path("report"), metavar="FOLDER", help="(default: report)")
+    option("--out", type=output_folder, default="report", metavar="FOLDER", help="(default: report)")
     option(
         "--networks", nargs="+", choices=networks, default=networks, metavar="NAME", help="(default: all of models/)"
     )
-    option("--sizes", nargs="+", type=_images, default=[10_000, 100, 10], metavar="N", help="images (10000 100 10)")
+    images = whole_number(1, 10_000)
+    option("--sizes", nargs="+", type=images, default=[10_000, 100, 10], metavar="N", help="images (10000 100 10)")
     option("--milestones", nargs="+", choices=MILESTONES, default=MILESTONES, help="(default: all)")
     names = ", ".join(impls)
     option("--impl", nargs="+", choices=impls, default=impls, metavar="NAME", help=f"some of {names} (default: all)")
@@ -100,9 +101,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--limit", type=_seconds, default=600.0, metavar="SECONDS", help="end a command that takes longer (600)")
     option("--render", action="store_true", help="run nothing, write the page from the kept results")
     options = parser.parse_args(arguments)
-    problem = output_folder_problem(options.out)
-    if problem:
-        parser.error(f"--out: {problem}")
     options.sizes = sorted(set(options.sizes), reverse=True)
     options.networks = list(dict.fromkeys(options.networks))
     options.milestones = [name for name in MILESTONES if name in options.milestones]
@@ -117,12 +115,6 @@ def _seconds(word: str) -> float:
     if not 0 < seconds <= _LONGEST:
         raise argparse.ArgumentTypeError(f"expected seconds, above 0 and at most {_LONGEST:.0f}, got {word!r}")
     return seconds
-
-
-def _images(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= 10_000:
-        raise argparse.ArgumentTypeError(f"expected 1 to 10000 images, got {word!r}")
-    return int(word)
 
 
 if __name__ == "__main__":
