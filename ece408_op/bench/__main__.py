@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.core import roofline
 from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import output_file, output_folder
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
@@ -22,7 +23,7 @@ from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import ConvProblem
 
-from . import _calls, _layer_names, _networks, _sweep, _training, plots, results, tables
+from . import _calls, _cpu_roofline, _layer_names, _networks, _sweep, _training, layers, plots, results, tables
 from .results import Case, Results, Row
 
 _DESCRIPTION = """\
@@ -143,9 +144,6 @@ def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Res
 
 
 def _layers_plan(options: argparse.Namespace) -> _Plan:
-    # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
-    from . import layers
-
     options.images = options.images or _layer_names.SET_IMAGES[options.set]
     words = options.layer or _layer_names.SETS[options.set]
     problems = {word: _layer_names.parse(word, options.images) for word in words}
@@ -158,8 +156,6 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
         repeats = options.repeats or 20
         words = {"seed": options.seed, "precision": options.precision, "split_form": options.split_form}
         return _on_gpu(problems, layers.Settings(impls, repeats, **words))
-    from . import _cpu_roofline
-
     mxnet_import.load()
     # Without --repeats, three calls, and no further one after 5 seconds.
     settings = layers.Settings(impls, options.repeats or 3, math.inf if options.repeats else 5.0, seed=options.seed)
@@ -167,18 +163,12 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     return _Plan(cases, False, partial(_cpu_roofline.measure, options.threads))
 
 
-def _on_gpu(problems: dict[str, ConvProblem], settings: Any) -> _Plan:
-    from ece408_op.core import roofline
-
-    from . import layers
-
+def _on_gpu(problems: dict[str, ConvProblem], settings: layers.Settings) -> _Plan:
     cases = {name: partial(layers.gpu_case, name, problem, settings) for name, problem in problems.items()}
     return _Plan(cases, True, roofline.measure)
 
 
 def _sweep_plan(options: argparse.Namespace) -> _Plan:
-    from . import layers
-
     given = options.images, options.random or 0, options.seed, options.ranges
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
     impls = layers.known_impls(options.impl, "gpu")
@@ -211,8 +201,6 @@ def _one_image_plan(options: argparse.Namespace) -> _Plan:
 
 
 def _transfers_plan(options: argparse.Namespace) -> _Plan:
-    from . import layers
-
     (impl,) = layers.known_impls([options.impl], "gpu")
     mxnet_import.load()
     given = (impl, options.images, options.fuse, options.repeats or 3)

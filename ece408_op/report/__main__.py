@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
+from ece408_op.bench import plots
 from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
 from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 from ece408_op.runtime import templates
-from ece408_op.runtime.install_hint import command
 
 from ._commands import MILESTONES, Asked, all_commands
 from ._runs import Runs, run_all
 from ._sections import sections
 
-PAGE = "index.html"
+PAGE, _TEMPLATE = "index.html", Path(__file__).with_name("report.html.j2")
 #: The most seconds of --limit: with far larger ones, the system's clocks overflow.
 _LONGEST = 1e6
 
@@ -45,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = Asked(options.networks, options.sizes, options.milestones, options.impl, options.data)
     runs = options.out / "runs"
     try:
-        _check_packages()
+        plots.check()
+        templates.jinja2()
         commands = all_commands(asked)
         if not options.render:
             run_all(commands, runs, options.limit)
@@ -66,17 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def as_page(asked: Asked, runs: Runs) -> str:
     """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
-    template, shown = Path(__file__).with_name("report.html.j2"), {"sections": sections(asked, runs)}
-    return templates.render(template, shown, anchor=lambda title: title.lower().replace(" ", "-"))
-
-
-def _check_packages() -> None:
-    """Raise DeviceError, with what to install, where the page could not be written."""
-    try:
-        import_module("jinja2")
-        import_module("matplotlib")
-    except ImportError as error:
-        raise DeviceError(f"expected jinja2 and matplotlib to import, got {error}; {command('report')}") from None
+    return templates.render(_TEMPLATE, {"sections": sections(asked, runs)})
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -20,11 +20,8 @@ _LAUNCHES = ["kernel", "function", "launches", "threads per block", "registers",
 _LAUNCHES += ["occupancy, at most"]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of words; the first row is its head."""
-
-    rows: Sequence[Sequence[str]]
+#: A table of words; the first row is its head.
+Table = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def sections(asked: Asked, runs: Runs) -> list[Section]:
     missing = [["reason", "commands", "which"]]
     missing += [[why, str(len(lines)), "; ".join(lines)] for why, lines in runs.missing().items()]
     words, why = "These commands gave no figure.", "everything that was asked for was run"
-    found.append(Section("What was not run", words, [Block("", [Table(missing)])] * (len(missing) > 1), why))
+    found.append(Section("What was not run", words, [Block("", [missing])] * (len(missing) > 1), why))
     return found
 
 
@@ -102,7 +99,7 @@ def _milestones(runs: Runs) -> list[Block]:
             cells = [script, run["model"], str(run["size"]), run["source"], context, " + ".join(kernels)]
             cells += [f"{run['accuracy']:.4f}", " + ".join(f"{time:.6f}" for time in times)]
             rows.append([*cells, *(f"{run['time'][key]:.2f}" for key in ("user", "system", "real"))])
-    return [Block("", [Table(rows)])] if len(rows) > 1 else []
+    return [Block("", [rows])] if len(rows) > 1 else []
 
 
 def _machine(facts: Any) -> list[Block]:
@@ -114,7 +111,7 @@ def _machine(facts: Any) -> list[Block]:
             elif value is not None:
                 yield [name, f"{value:.4g}" if isinstance(value, float) else str(value)]
 
-    return [Block("", [Table([["what", "which"], *flat(facts)])])] if facts else []
+    return [Block("", [[["what", "which"], *flat(facts)]])] if facts else []
 
 
 def _kernels(context: str, asked: Asked, runs: Runs) -> list[Block]:
@@ -138,7 +135,7 @@ def _kernels(context: str, asked: Asked, runs: Runs) -> list[Block]:
         if found:
             run = results.from_data(found)
             reasons = "\n".join(tables.reasons(run))
-            shown.append(Block(command.line, [Table(tables.rows(run)), *_launches(run.cases)], reasons))
+            shown.append(Block(command.line, [tables.rows(run), *_launches(run.cases)], reasons))
     return [*charts, *shown]
 
 
@@ -153,7 +150,7 @@ def _launches(cases: Sequence[results.Case]) -> list[Table]:
         for row in case.rows
         for launch in row.details.get("launches", ())
     ]
-    return [Table([_LAUNCHES, *rows])] if rows else []
+    return [[_LAUNCHES, *rows]] if rows else []
 
 
 def _counters(runs: Runs) -> Iterator[Block]:
@@ -162,4 +159,4 @@ def _counters(runs: Runs) -> Iterator[Block]:
         if counted:
             names = list(dict.fromkeys(name for figures in counted.values() for name in figures))
             rows = [[kernel, *(f"{figures.get(name, 0):.4g}" for name in names)] for kernel, figures in counted.items()]
-            yield Block(command.line, [Table([["kernel", *names], *rows])])
+            yield Block(command.line, [[["kernel", *names], *rows]])

@@ -26,17 +26,22 @@ def environment(folder: Path) -> Any:
 
     It escapes all text, and a name that a template does not get is an error. Raises DeviceError without Jinja2.
     """
-    try:
-        jinja2 = import_module("jinja2")
-    except ImportError as error:
-        raise DeviceError(f"expected Jinja2 for pages, got {error}; {command('report')}") from None
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader((folder, Path(__file__).parent)),
+    module = jinja2()
+    return module.Environment(
+        loader=module.FileSystemLoader((folder, Path(__file__).parent)),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=module.StrictUndefined,
     )
 
 
-__all__ = ("environment", "render")
+def jinja2() -> Any:
+    """Return the module Jinja2; raises DeviceError, with what to install, without it."""
+    try:
+        return import_module("jinja2")
+    except ImportError as error:
+        raise DeviceError(f"expected Jinja2 for pages, got {error}; {command('report')}") from None
+
+
+__all__ = ("environment", "jinja2", "render")
