@@ -134,20 +134,13 @@ class Reference:
             return Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
         bound = kernel.error_bound(self._problem) if kernel else float32_bound(self._problem)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            size = wide = self._magnitude(abs, abs)
-            if kernel:
-                wide = self._magnitude(kernel.magnitude_images, kernel.magnitude_weights)
-                wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
-            error = np.abs(got - expected)
+            wide = self._magnitude(kernel.magnitude_images, kernel.magnitude_weights) if kernel else self._magnitude()
             # A product below float32's range is rounded to a multiple of its smallest number.
-            share = error / (bound * wide + self._problem.products * SMALLEST32 + least)
-            scaled = np.where(np.isfinite(error), error / wide, np.inf)
-        # A float32 sum may pass its range on the way, and end as an infinity or NaN.
-        passed_range = (size > _LARGEST) & ~np.isfinite(got) & np.isfinite(expected)
-        right = (got == expected) | (np.isnan(got) & np.isnan(expected)) | passed_range
-        share = np.where(right, 0.0, np.where(np.isfinite(share), share, np.inf))
-        # Where nothing is added up, no precision excuses anything but such a product.
-        scaled = np.where(right | ((wide == 0) & (share <= 1)), 0.0, scaled)
+            allowed = bound * wide + (self._problem.products * SMALLEST32 + least)
+            error = np.abs(got - expected)
+            share, scaled = error / allowed, np.divide(error, wide, out=error)
+        if not (np.isfinite(share.max()) and np.isfinite(scaled.max())):
+            self._settle(got, share, scaled)
         worst = np.unravel_index(int(np.argmax(share)), share.shape)
         holes = self._holes(out) if got.size < out.size else 0
         return Comparison(
@@ -161,13 +154,31 @@ class Reference:
             holes=holes,
         )
 
-    def _magnitude(self, of_images: Callable[[Any], Any], of_weights: Callable[[Any], Any]) -> np.ndarray:
-        key = of_images, of_weights
+    def _settle(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray) -> None:
+        """Decide, in place, where a share is not finite: on values that are not, and on sums of zeros."""
+        odd = ~(np.isfinite(share) & np.isfinite(scaled))
+        mine, exact, part = got[odd], self._exact[odd], share[odd]
+        # A float32 sum may pass its range on the way, and end as an infinity or NaN.
+        passed_range = (self._magnitude()[odd] > _LARGEST) & ~np.isfinite(mine) & np.isfinite(exact)
+        right = (mine == exact) | (np.isnan(mine) & np.isnan(exact)) | passed_range
+        share[odd] = part = np.where(right, 0.0, np.where(np.isfinite(part), part, np.inf))
+        # Where nothing is added up, no precision excuses anything but a product below float32's range.
+        scaled[odd] = np.where(part <= 1, 0.0, np.inf)
+
+    def _magnitude(self, *key: Callable[[Any], Any]) -> np.ndarray:
+        """Return the sums of the magnitudes of images and weights, by default of |x||w|."""
+        key = () if key == (abs, abs) else key
         if key not in self._magnitudes:
-            self._magnitudes[key] = reference.magnitude(of_images(self._x), of_weights(self._w), self._part)
+            of_images, of_weights = key or (abs, abs)
+            with np.errstate(invalid="ignore", over="ignore"):
+                sums = reference.magnitude(of_images(self._x), of_weights(self._w), self._part)
+            # An infinite weight makes it infinite or NaN.
+            self._magnitudes[key] = np.where(np.isfinite(sums), sums, self._magnitude()) if key else sums
         return self._magnitudes[key]
 
     def _holes(self, out: Any) -> int:
+        if math.isfinite(out.min()) and math.isfinite(out.max()):
+            return 0  # without the memory of a mask
         finite = np.isfinite(out)
         finite[np.ix_(*self._axes)] = True
         finite[self._unknown] = True
