@@ -58,28 +58,14 @@ class Comparison:
         return f"{text}; {self.holes} values elsewhere are not finite" if self.holes else text
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The number of images with the same class on both sides, and the number of compared images."""
+def agreement(classes: np.ndarray, others: np.ndarray) -> float:
+    """Return the share of images with the same class, of two arrays of integers, (B,) each.
 
-    same: int
-    compared: int
-
-    @property
-    def share(self) -> float:
-        """The share of images with the same class; the accuracy if one side has the true classes."""
-        return self.same / self.compared
-
-
-def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
-    """Compare two arrays of classes, (B,) of integers each.
-
-    Raises:
-        ValueError: they differ in length or are empty.
+    It is the accuracy if one side has the true classes. Raises ValueError where they differ in length or are empty.
     """
     if classes.shape != others.shape or classes.size == 0:
         raise ValueError(f"classes: expected as many as there are others, got {classes.shape} and {others.shape}")
-    return Agreement(int((classes == others).sum()), classes.size)
+    return int((classes == others).sum()) / classes.size
 
 
 class Reference:

@@ -30,31 +30,12 @@ SMALLEST32 = 2.0**-149
 """The smallest positive number of float32, which rounds a product below its range to a multiple of it."""
 
 
-def no_limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    """Return no reason: the kernel takes every problem."""
-    return []
-
-
-def no_tiles(problem: ConvProblem, chip: Chip, aligned: int) -> list[Mapping[str, int]]:
-    """Return no tile: the kernel has no choice."""
-    return []
-
-
-def always_recommended(problem: ConvProblem, chip: Chip | None = None) -> bool:
-    """Return True: the kernel is recommended for every problem that it takes."""
-    return True
-
-
 def roofline_milliseconds(problem: ConvProblem, chip: Chip) -> float:
     """Predict a kernel's time by the FP32 and memory rooflines of an H200, plus a launch's latency.
 
     Only ratios between layers matter: the tuning table scales the prediction to the times measured near the layer.
     """
     return max(problem.flops / 60e9, problem.bytes / 4e9) + 0.004
-
-
-def no_preparation(problem: ConvProblem, out: Any) -> None:
-    """Do nothing: the kernel compiles nothing beforehand."""
 
 
 def _missing(problem: ConvProblem, features: frozenset[str]) -> list[str]:
@@ -124,14 +105,14 @@ class CpuKernel:
     name: str
     summary: str
     run: RunCpu
-    prepare: Callable[[ConvProblem, Any], None] = no_preparation
-    limits: Reasons = no_limits
+    prepare: Callable[[ConvProblem, Any], None] = lambda problem, out: None
+    limits: Reasons = lambda problem: []
     device: str = "cpu"
     precision: str = "float32"
     error_bound: Callable[[ConvProblem], float] = float32_bound
     magnitude_images: Callable[[Any], Any] = abs
     magnitude_weights: Callable[[Any], Any] = abs
-    recommended: Callable[[ConvProblem], bool] = always_recommended
+    recommended: Callable[[ConvProblem], bool] = lambda problem: True
     arithmetic: str = "fp32"
     features: frozenset[str] = frozenset()
 
@@ -174,7 +155,7 @@ class CudaKernel:
     summary: str
     sources: tuple[Path, ...]
     plan: Planner
-    limits: GpuReasons = no_limits
+    limits: GpuReasons = lambda problem, chip: []
     error_bound: Callable[[ConvProblem], float] = float32_bound
     capability: tuple[int, int] = (5, 0)
     compiler: tuple[int, int] = (11, 0)
@@ -182,9 +163,9 @@ class CudaKernel:
     options: tuple[str, ...] = ()
     device: str = "gpu"
     exact_capability: bool = False
-    recommended: Callable[[ConvProblem, Chip], bool] = always_recommended
+    recommended: Callable[[ConvProblem, Chip], bool] = lambda problem, chip: True
     predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
-    tiles: Callable[[ConvProblem, Chip, int], Sequence[Mapping[str, int]]] = no_tiles
+    tiles: Callable[[ConvProblem, Chip, int], Sequence[Mapping[str, int]]] = lambda problem, chip, aligned: []
     features: frozenset[str] = frozenset()
     magnitude_images: Callable[[Any], Any] = abs
     magnitude_weights: Callable[[Any], Any] = abs

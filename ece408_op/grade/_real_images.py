@@ -52,7 +52,7 @@ class CourseNet:
 
     def compare(self, got: np.ndarray, exact: np.ndarray) -> dict[str, Any]:
         """For the record: the shares of the classes got that are right, and that exact convolutions give."""
-        shares = {"accuracy": agreement(got, self.test.labels).share, "agreement": agreement(got, exact).share}
+        shares = {"accuracy": agreement(got, self.test.labels), "agreement": agreement(got, exact)}
         return {"model": self.name, "images": len(got), "source": self.test.source, **shares}
 
 

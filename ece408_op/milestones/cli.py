@@ -265,7 +265,7 @@ def _infer(
     op_times.clear_op_times()
     predictions = inference.predict(network, images, context)
     calls = op_times.op_times()
-    accuracy = agreement(predictions, labels).share
+    accuracy = agreement(predictions, labels)
     if milestone.device:
         for call in calls:
             print(f"Op Time: {call.seconds:f}")
