@@ -41,11 +41,7 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
     kernels = {name: dispatch.find(name) for name in dispatch.names("gpu")}
     names = [name for name, one in kernels.items() if one.sources and one.sources[-1].parent.name == "ladder"]
     arguments = [*counters.AGAIN, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]
-    found = counters.measured(arguments, [name for names in METRICS.values() for name in names])
-    return {
-        kernel: {key: sum(one[metric] for one in launches for metric in metrics) for key, metrics in METRICS.items()}
-        for kernel, launches in found.items()
-    }
+    return counters.measured(arguments, METRICS)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,16 @@ IMAGES = 1000
 SECONDS = 120.0
 _OPERATIONS = ("ld", "st")
 #: By the result's name: metrics to sum over the launches, and shares of the peak, in percent, to weight by their time.
-_SUMS = {
+SUMS = {
     "sectors": [f"l1tex__t_sectors_pipe_lsu_mem_global_op_{one}.sum" for one in _OPERATIONS],
     "requests": [f"l1tex__t_requests_pipe_lsu_mem_global_op_{one}.sum" for one in _OPERATIONS],
     "bank_conflicts": [f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{one}.sum" for one in _OPERATIONS],
 }
-_SHARES = {
+SHARES = {
     "compute": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "memory": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
     "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
 }
-_TIME = "gpu__time_duration.sum"
-METRICS = [_TIME, *_SHARES.values(), *(metric for metrics in _SUMS.values() for metric in metrics)]
 
 
 def add(asked: Asked, checked: Checked) -> None:
@@ -47,19 +45,13 @@ def add(asked: Asked, checked: Checked) -> None:
             raise DeviceError("expected a CUDA file that runs on a GPU")
         what = str(checked.path.resolve()) if checked.kernel else checked.file.program.what
         sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
-        found = counters.measured(["-m", __name__, what, *sizes], METRICS, SECONDS)
+        found = counters.measured(["-m", __name__, what, *sizes], SUMS, SHARES, SECONDS)
     except (DataError, DeviceError) as error:
         result["ncu"] = f"without Nsight Compute's counters: {' '.join(str(error).split())}"
         return
     for number, entry in enumerate(result["layers"]):
         if f"layer_{number}" in found:
-            entry["ncu"] = {"images": images, **_together(found[f"layer_{number}"])}
-
-
-def _together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    total = sum(one[_TIME] for one in launches) or 1.0
-    sums = {name: sum(one[metric] for one in launches for metric in metrics) for name, metrics in _SUMS.items()}
-    return sums | {name: sum(one[_TIME] * one[each] for one in launches) / total for name, each in _SHARES.items()}
+            entry["ncu"] = {"images": images, **found[f"layer_{number}"]}
 
 
 def _launch(what: str, problems: Sequence[ConvProblem]) -> None:

@@ -13,8 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.core import dispatch
@@ -27,13 +28,10 @@ from ece408_op.runtime import cuda
 PROFILER = "ncu"
 MISSING = f"expected {PROFILER}, NVIDIA's Nsight Compute, on PATH, found none"
 
-#: Bytes read from and written to the GPU's memory, bytes through L2, and active warps in percent of the most.
-METRICS = {
-    "read": "dram__bytes_read.sum",
-    "written": "dram__bytes_write.sum",
-    "l2": "lts__t_bytes.sum",
-    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
-}
+#: Bytes read from and written to the GPU's memory, and bytes through L2; and active warps in percent of the most.
+SUMS = {"read": ["dram__bytes_read.sum"], "written": ["dram__bytes_write.sum"], "l2": ["lts__t_bytes.sum"]}
+SHARES = {"occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active"}
+_TIME = "gpu__time_duration.sum"
 
 _MARK = "next_is_"
 #: Python's arguments for this command.
@@ -46,15 +44,20 @@ _BYTE = 0x3C
 
 
 def measured(
-    arguments: Sequence[str], metrics: Iterable[str], seconds: float = 3600
-) -> dict[str, list[dict[str, float]]]:
-    """Run Python with these arguments under ncu, which leaves the clocks alone; each launch's metrics, by its ``mark``.
+    arguments: Sequence[str],
+    sums: Mapping[str, Sequence[str]],
+    shares: Mapping[str, str] = MappingProxyType({}),
+    seconds: float = 3600,
+) -> dict[str, dict[str, float]]:
+    """Run Python with these arguments under ncu, which leaves the clocks alone; return figures by ``mark``.
 
-    Raises DeviceError without ncu, and DataError where it fails, takes longer, or may not read its counters.
+    A figure of ``sums`` adds up these metrics of all launches after the mark; one of ``shares``, a metric in percent,
+    is weighted by the launches' times. Raises DeviceError without ncu, and DataError where it fails, takes longer, or
+    may not read its counters.
     """
     if shutil.which(PROFILER) is None:
         raise DeviceError(MISSING)
-    wanted = list(metrics)
+    wanted = [_TIME, *shares.values(), *(metric for metrics in sums.values() for metric in metrics)]
     with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
         log = Path(scratch) / "log.csv"
         command = ["timeout", f"{seconds:g}", PROFILER, "--csv", "--page", "raw", "--print-units", "base"]
@@ -74,7 +77,15 @@ def measured(
             launches = found.setdefault(name[len(_MARK) :], [])
         elif line["ID"]:  # the line after the head has the units, and no ID
             launches.append({metric: _number(line.get(metric) or "") for metric in wanted})
-    return {name: launches for name, launches in found.items() if launches}
+    return {name: _together(launches, sums, shares) for name, launches in found.items() if launches}
+
+
+def _together(
+    launches: Sequence[Mapping[str, float]], sums: Mapping[str, Sequence[str]], shares: Mapping[str, str]
+) -> dict[str, float]:
+    total = sum(one[_TIME] for one in launches) or 1.0
+    added = {name: sum(one[metric] for one in launches for metric in metrics) for name, metrics in sums.items()}
+    return added | {name: sum(one[_TIME] * one[each] for one in launches) / total for name, each in shares.items()}
 
 
 def mark(name: str) -> None:
@@ -83,15 +94,9 @@ def mark(name: str) -> None:
 
 
 def counters(arguments: Sequence[str]) -> dict[str, dict[str, float]]:
-    """METRICS by kernel, summed over its launches; occupancy is a share from 0 to 1, the mean of the launches.
-
-    arguments: those of this command.
-    """
-    found = {}
-    for name, launches in measured([*AGAIN, *arguments, "--launch"], METRICS.values()).items():
-        sums = {key: sum(one[metric] for one in launches) for key, metric in METRICS.items()}
-        found[name] = {**sums, "occupancy": sums["occupancy"] / len(launches) / 100}
-    return found
+    """SUMS and SHARES by kernel; occupancy is a share from 0 to 1. arguments: those of this command."""
+    found = measured([*AGAIN, *arguments, "--launch"], SUMS, SHARES)
+    return {name: {**figures, "occupancy": figures["occupancy"] / 100} for name, figures in found.items()}
 
 
 def _number(word: str) -> float:

@@ -11,23 +11,23 @@ from process import on_path
 
 from ece408_op.profile import counters
 
-METRICS = ",".join(f'"{name}"' for name in counters.METRICS.values())
+METRICS = [*(name for (name,) in counters.SUMS.values()), *counters.SHARES.values(), "gpu__time_duration.sum"]
 LINES = [
     "==PROF== Connected to process 1",
-    f'"ID","Kernel Name",{METRICS}',
-    '"","","byte","byte","byte","%"',
-    '"0","next_is_im2col_gemm","1","1","1","1"',
-    '"1","unroll(float const*)","1,000","20","300","50.0"',
-    '"2","multiply","1","2","3","100"',
-    '"3","next_is_streams()","1","1","1","1"',
-    '"4","next_is_naive","1","1","1","1"',
-    '"5","naive","7","8","9","25"',
+    ",".join(f'"{name}"' for name in ["ID", "Kernel Name", *METRICS]),
+    '"","","byte","byte","byte","%","ns"',
+    '"0","next_is_im2col_gemm","1","1","1","1","1"',
+    '"1","unroll(float const*)","1,000","20","300","50.0","3,000"',
+    '"2","multiply","1","2","3","100","1000"',
+    '"3","next_is_streams()","1","1","1","1","1"',
+    '"4","next_is_naive","1","1","1","1","1"',
+    '"5","naive","7","8","9","25","9"',
     "==PROF== Disconnected",
 ]
 
 
 COUNTERS = {
-    "im2col_gemm": {"read": 1001, "written": 22, "l2": 303, "occupancy": 0.75},
+    "im2col_gemm": {"read": 1001, "written": 22, "l2": 303, "occupancy": 0.625},
     "naive": {"read": 7, "written": 8, "l2": 9, "occupancy": 0.25},
 }
 LOG = "open(sys.argv[sys.argv.index('--log-file') + 1], 'w').write"
@@ -50,7 +50,7 @@ def test_the_command_leaves_the_clocks_alone_and_sums_up_the_launches_of_each_ke
 
 
 def test_counters_that_may_not_be_read_are_an_error(ncu, capsys) -> None:
-    lines = [*LINES[:6], '"3","multiply","n/a","8","9","25"']
+    lines = [*LINES[:6], '"3","multiply","n/a","8","9","25","1"']
     ncu(f"{LOG}({os.linesep.join(lines)!r})")
     assert counters.main(["1x28x28x50x5"]) == 1
     assert "expected a number, got 'n/a'" in capsys.readouterr().err
