@@ -35,46 +35,6 @@ file is rewritten after each layer or network; after Ctrl-C, the same command wi
 
 _EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
 
-#: Each subcommand's title, description, example, and options besides those that all have.
-_COMMANDS = {
-    "layers": (
-        "time implementations of New and their peers on layers",
-        """\
-On the CPU: calls of the operator with fresh outputs (new memory) and with reused ones (out=), MXNet's Convolution, and
-PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
-that does not support a layer is a row that says why. With --gradient, MXNet's backward pass and PyTorch's, and the
-operator's kernels alone.""",
-        "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --gradient --precision --split-form --set --layer --random --ranges --images --seed",
-    ),
-    "networks": (
-        "time whole networks, and compare their predictions with MXNet's",
-        """\
-forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
-take part, also with images that are on the GPU already (gpu). --training: gpu_network and PyTorch.""",
-        "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --training --gpus --set --network --images --seed",
-    ),
-    "transfers": (
-        "time the operator on mx.cpu() arrays with device='gpu'",
-        "The peer is a copy of the output alone from the GPU, by the same staging buffers.",
-        "ece408-bench transfers --impl sliding_window --repeats 5 --json transfers.json",
-        "--impl --images --fuse",
-    ),
-    "one-image": (
-        "time the operator on one image",
-        "The peer is a Custom operator that does nothing. first: the first call of a fresh process.",
-        "ece408-bench one-image --context cpu --json one-image.json",
-        "--context",
-    ),
-    "sweep": (
-        "time every GPU kernel on many layers, and record the tuning table",
-        "The layers are the course's, with three numbers of images, and random ones.",
-        "ece408-bench sweep --random 24 --record",
-        "--impl --random --ranges --images --seed --again --record",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -103,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.plots:
             plots.check()
-        measured = _measure(_PLANS[options.command](options), options, " ".join(["ece408-bench", *words]))
+        measured = _measure(_COMMANDS[options.command][0](options), options, " ".join(["ece408-bench", *words]))
     except (MXNetImportError, DeviceError) as error:
         print(error, file=sys.stderr)
         return CANNOT
@@ -207,12 +167,49 @@ def _transfers_plan(options: argparse.Namespace) -> _Plan:
     return _Plan({"2017": partial(_calls.transfers, *given)}, True)
 
 
-_PLANS = {
-    "layers": _layers_plan,
-    "networks": _networks_plan,
-    "transfers": _transfers_plan,
-    "one-image": _one_image_plan,
-    "sweep": _sweep_plan,
+#: Each subcommand's plan, title, description, example, and options besides those that all have.
+_COMMANDS = {
+    "layers": (
+        _layers_plan,
+        "time implementations of New and their peers on layers",
+        """\
+On the CPU: calls of the operator with fresh outputs (new memory) and with reused ones (out=), MXNet's Convolution, and
+PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
+that does not support a layer is a row that says why. With --gradient, MXNet's backward pass and PyTorch's, and the
+operator's kernels alone.""",
+        "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
+        "--context --impl --gradient --precision --split-form --set --layer --random --ranges --images --seed",
+    ),
+    "networks": (
+        _networks_plan,
+        "time whole networks, and compare their predictions with MXNet's",
+        """\
+forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
+take part, also with images that are on the GPU already (gpu). --training: gpu_network and PyTorch.""",
+        "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
+        "--context --training --gpus --set --network --images --seed",
+    ),
+    "transfers": (
+        _transfers_plan,
+        "time the operator on mx.cpu() arrays with device='gpu'",
+        "The peer is a copy of the output alone from the GPU, by the same staging buffers.",
+        "ece408-bench transfers --impl sliding_window --repeats 5 --json transfers.json",
+        "--impl --images --fuse",
+    ),
+    "one-image": (
+        _one_image_plan,
+        "time the operator on one image",
+        "The peer is a Custom operator that does nothing. first: the first call of a fresh process.",
+        "ece408-bench one-image --context cpu --json one-image.json",
+        "--context",
+    ),
+    "sweep": (
+        _sweep_plan,
+        "time every GPU kernel on many layers, and record the tuning table",
+        "The layers are the course's, with three numbers of images, and random ones.",
+        "ece408-bench sweep --random 24 --record",
+        "--impl --random --ranges --images --seed --again --record",
+    ),
 }
 
 
@@ -224,7 +221,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     )
     chosen = parser.add_subparsers(dest="command", metavar="{" + ",".join(_COMMANDS) + "}")
     found = {}
-    for name, (title, description, example, own) in _COMMANDS.items():
+    for name, (_, title, description, example, own) in _COMMANDS.items():
         text, epilog = f"{title[0].upper()}{title[1:]}.\n{description}", f"example:\n  {example}\n\n{_EXITS}"
         found[name] = chosen.add_parser(name, help=title, description=text, epilog=epilog, **style)
         options = _options(name)
