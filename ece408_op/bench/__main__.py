@@ -163,8 +163,7 @@ def _one_image_plan(options: argparse.Namespace) -> _Plan:
 def _transfers_plan(options: argparse.Namespace) -> _Plan:
     (impl,) = layers.known_impls([options.impl], "gpu")
     mxnet_import.load()
-    given = (impl, options.images, options.fuse, options.repeats or 3)
-    return _Plan({"2017": partial(_calls.transfers, *given)}, True)
+    return _Plan({"2017": partial(_calls.transfers, impl, options.images, options.repeats or 3)}, True)
 
 
 #: Each subcommand's plan, title, description, example, and options besides those that all have.
@@ -194,7 +193,7 @@ take part, also with images that are on the GPU already (gpu). --training: gpu_n
         "time the operator on mx.cpu() arrays with device='gpu'",
         "The peer is a copy of the output alone from the GPU, by the same staging buffers.",
         "ece408-bench transfers --impl sliding_window --repeats 5 --json transfers.json",
-        "--impl --images --fuse",
+        "--impl --images",
     ),
     "one-image": (
         _one_image_plan,
@@ -269,7 +268,6 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         },
         "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
         "--gpus": {**number, "default": 1, "help": "with --training, GPUs that share the images of a step"},
-        "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--again": {"action": "store_true", "help": "the layers that the tuning table has of this GPU, instead"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table, in place of older ones"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},

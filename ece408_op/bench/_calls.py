@@ -14,7 +14,7 @@ import numpy as np
 from ece408_op.core import timer
 from ece408_op.core.dispatch import AUTO
 from ece408_op.errors import Ece408Error
-from ece408_op.problem import COURSE_LAYERS, PooledProblem
+from ece408_op.problem import COURSE_LAYERS
 from ece408_op.runtime import cuda
 
 from .results import FIRST, FRESH, REUSED, Case, Row
@@ -113,24 +113,22 @@ def _first_call(device: str) -> float:
     return float(done.stdout)
 
 
-def transfers(impl: str, images: int, fuse: bool, repeats: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
+def transfers(impl: str, images: int, repeats: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
     """The operator on mx.cpu() arrays with device="gpu", and its output alone copied by the same staging buffers.
 
-    Both write into memory that was never touched (FRESH), and into memory that was (REUSED). fuse: with tanh and
-    2 x 2 maxima in the same pass, so that a quarter of the output travels back.
+    Both write into memory that was never touched (FRESH), and into memory that was (REUSED).
     """
     import mxnet as mx
 
     from ece408_op.plugin import host_context, op_times
 
-    layer = COURSE_LAYERS[_NAME].with_batch(images)
-    problem = layer.pooled(full=False) if fuse else layer
+    problem = COURSE_LAYERS[_NAME].with_batch(images)
     rng = np.random.default_rng(0)
     x, w = (mx.nd.array(rng.standard_normal(shape, np.float32)) for shape in (problem.x_shape, problem.w_shape))
     source = cuda.cupy().zeros(problem.y_shape, np.float32)
     gpu = host_context.gpu()
-    options: dict[str, Any] = {"kernel": (layer.kernel,) * 2, "num_filter": layer.filters, "impl": impl}
-    options |= {"op_type": "New", "device": "gpu", **({"fuse": "tanh_pool"} if fuse else {})}
+    options: dict[str, Any] = {"kernel": (problem.kernel,) * 2, "num_filter": problem.filters, "impl": impl}
+    options |= {"op_type": "New", "device": "gpu"}
     kept, out = np.ones(problem.y_shape, np.float32), mx.nd.ones(problem.y_shape)
     out.wait_to_read()
 
@@ -154,5 +152,4 @@ def transfers(impl: str, images: int, fuse: bool, repeats: int, ceilings: None, 
         op_time = statistics.median(call.seconds for call in op_times.op_times())
         rows.append(Row("New", kind, taken["New"], impl=impl, details={"op_time_ms": 1e3 * op_time}))
         rows.append(Row(BARE_COPY, kind, taken[BARE_COPY]))
-    name = f"{_NAME} with tanh and maxima" if isinstance(problem, PooledProblem) else _NAME
-    return Case(name, images, tuple(rows), layer)
+    return Case(_NAME, images, tuple(rows), problem)

@@ -106,13 +106,12 @@ def test_the_sweep_records_its_times_in_the_tuning_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("fuse", [[], ["--fuse"]])
-def test_transfers_are_compared_with_a_bare_copy(fuse, tmp_path):
+def test_transfers_are_compared_with_a_bare_copy(tmp_path):
     reason = bridge.gpu_problem("host")
     if reason:
         pytest.skip(reason)
     file = tmp_path / "transfers.json"
-    assert main(["transfers", "--images", "500", "--repeats", "1", *fuse, "--json", str(file)]) == 0
+    assert main(["transfers", "--images", "500", "--repeats", "1", "--json", str(file)]) == 0
     (case,) = results.read(file).cases
     assert [(row.contestant, row.call) for row in case.rows] == [
         (name, call) for call in ("fresh", "reused") for name in ("New", "bare copy of the output")
