@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ece408_op.runtime import ptxas
+
 #: The library of each release of the test extra, below site-packages.
 LIBRARIES = {
     "11.8": "nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
@@ -60,17 +62,14 @@ def compile_text(
 
 
 def _reports(log: str) -> dict[str, Report]:
-    found = {}
     # These lines precede the reports of the single kernels.
     waiting = set(re.findall(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'", log))
-    for entry, rest in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
-        stack, stores, loads = map(
-            int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", rest).groups()
+    return {
+        one.name: Report(
+            one.registers, one.stack_bytes, one.spill_store_bytes + one.spill_load_bytes, one.name in waiting
         )
-        found[entry] = Report(
-            int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads, entry in waiting
-        )
-    return found
+        for one in ptxas.kernels(log)
+    }
 
 
 def _site() -> Path:
