@@ -24,6 +24,7 @@ from ece408_op.data.atomic import replacing
 from ece408_op.errors import GraphError, ProblemError
 from ece408_op.plugin.attributes import Attributes
 from ece408_op.plugin.default_layout import SLICED
+from ece408_op.plugin.mxnet_errors import sentence_of
 
 from . import _replacement, fusion, node_conversion, params_io
 from .symbol_graph import Graph
@@ -276,11 +277,9 @@ def _symbol(graph: Graph, where: str) -> Any:
         symbol = mx.sym.load_json(graph.for_mxnet())
         text = symbol.tojson(remove_amp_cast=False)
     except (mx.MXNetError, UnicodeEncodeError) as error:
-        # MXNet's sentence, without the trace of its own source around it.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        reason = ([line for line in lines if line.startswith("MXNetError:")] or lines)[-1]
-        reason = reason.replace("MXNetError: ", "", 1)
-        raise GraphError(f"{where}: expected a graph for MXNet {mx.__version__}, which says: {reason}") from None
+        raise GraphError(
+            f"{where}: expected a graph for MXNet {mx.__version__}, which says: {sentence_of(error)}"
+        ) from None
     Graph.parse(text, where).check_outputs(where)
     return symbol
 

@@ -56,6 +56,8 @@ class Node:
     #: node applies to its output.
     operator: Any = None
     epilogue: str | None = None
+    #: Set by it, too: the number of the node, in the graph as it was parsed, that has this one's output.
+    origin: int = -1
 
     @property
     def type(self) -> str:

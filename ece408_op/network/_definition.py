@@ -1,7 +1,7 @@
-"""What an operator is to a network: a class with its attributes, its output's shape, its computation and its gradient.
+"""What an operator is to a network: a class with its attributes, its computation and its gradient.
 
-To add an attribute, add a field. To add an operator, add a class and list it in ``_operators``. To add a property that
-operators have, add a method to ``Operator``.
+MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class and list it in
+``_operators``. To add a property that operators have, add a method to ``Operator``.
 """
 
 from __future__ import annotations
@@ -158,9 +158,8 @@ class Operator:
     def check(self) -> None:
         """Raise Unsupported if attributes have values that the operator does not compute."""
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        """Return the output's shape from those of the inputs, () for an ignored one; raises Unsupported."""
-        return shapes[0]
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        """Raise Unsupported for inputs that MXNet's operator takes and this one does not."""
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None.
@@ -206,10 +205,6 @@ class Operator:
         """Return whether an image of the output depends on several images of an input of ``dimensions`` dimensions."""
         return False
 
-    def label_shape(self, data: Shape) -> Shape | None:
-        """Return the shape that MXNet infers for an ignored input from that of the data."""
-        return None
-
     def followed_by(self, other: Operator, first: bool, constant: bool) -> Operator | None:
         """Return the operator that computes this one and then ``other``, or None.
 
@@ -237,16 +232,3 @@ class Operator:
     def is_maximum(self) -> bool:
         """Whether each element of the output is a maximum of elements of the input."""
         return False
-
-
-def check_shape(name: str, expected: Sequence[int], got: Sequence[int]) -> None:
-    """Raise Unsupported for an input of another shape."""
-    if tuple(expected) != tuple(got):
-        raise Unsupported(f"{name}: expected shape {tuple(expected)}, got {tuple(got)}")
-
-
-def axis_of(axis: int, dimensions: int) -> int:
-    """Return the axis counted from the front; raises Unsupported if it does not exist."""
-    if not -dimensions <= axis < dimensions:
-        raise Unsupported(f"axis: expected one of {dimensions} dimensions, got {axis}")
-    return axis % dimensions

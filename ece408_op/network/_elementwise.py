@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, check_shape, choice, flag, number
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, number
 
 #: Fill the output from an array of the same shape, which may be the output itself.
 Unary = Callable[[Arrays, Any, Any], None]
@@ -112,12 +112,6 @@ class LeakyReLU(Operator):
 
     def used_inputs(self) -> tuple[str, ...]:
         return self.inputs if self.act_type == "prelu" else self.inputs[:1]
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        x = shapes[0]
-        if self.act_type == "prelu" and shapes[1] not in ((1,), x[1:2] or x[:1]):
-            raise Unsupported(f"gamma: expected one slope or one for each of {x[1:2]} channels, got shape {shapes[1]}")
-        return x
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, xp = inputs[0], arrays.xp
@@ -232,15 +226,6 @@ class Arithmetic(Operator):
     inputs = ("lhs", "rhs")
     inplace = True
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        if not self.op.startswith("broadcast"):
-            check_shape("rhs", *shapes)
-            return shapes[0]
-        try:
-            return tuple(np.broadcast_shapes(*shapes))
-        except ValueError:
-            raise Unsupported(f"expected shapes that broadcast, got {shapes[0]} and {shapes[1]}") from None
-
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         getattr(arrays.xp, _ARITHMETIC[self.op.rpartition("_")[2]])(*inputs, out=out)
 
@@ -257,11 +242,6 @@ class Sum(Operator):
 
     names = ("add_n",)
     variadic = inplace = True
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        for other in shapes[1:]:
-            check_shape("data", shapes[0], other)
-        return shapes[0]
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         # The output may be the memory of the first input, which is read first.

@@ -112,7 +112,11 @@ def with_formats(
             copied(value)
     graph = Graph(nodes, [Entry(number_of(head.node, False)) for head in network.graph.heads], network.graph.attrs)
     new_shapes = {number: shapes[value] for (value, _), number in numbers.items() if value in shapes}
-    return of_graph(graph), new_shapes, frozenset(number for (_, split), number in numbers.items() if split)
+    return (
+        of_graph(graph, network.text),
+        new_shapes,
+        frozenset(number for (_, split), number in numbers.items() if split),
+    )
 
 
 def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts) -> dict[int, dict[int, int]]:

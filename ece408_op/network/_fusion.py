@@ -40,7 +40,7 @@ def _activations_behind_maxima(graph: Graph) -> list[Node]:
         before = source(index)
         if before is not None and pool.operator and pool.operator.is_maximum and nodes[before].operator.monotonic:
             # The pooling now computes the value in between, which becomes smaller.
-            nodes[index] = replace(nodes[before], inputs=[Entry(before)])
+            nodes[index] = replace(nodes[before], inputs=[Entry(before)], origin=pool.origin)
             nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
     return nodes
 

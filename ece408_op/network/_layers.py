@@ -24,8 +24,6 @@ from ._definition import (
     Shape,
     Trained,
     Unsupported,
-    axis_of,
-    check_shape,
     choice,
     flag,
     integer,
@@ -70,29 +68,6 @@ class Convolution(Operator):
         if isinstance(other, BatchNorm) and first and constant and other.axis == 1 and not (self.norm or self.residual):
             return replace(self, norm=other)
         return replace(self, residual=True) if other.op == "elemwise_add" and not self.residual else None
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        x, groups = shapes[0], self.num_group
-        if len(x) != 4:
-            raise Unsupported(f"data: expected 4 dimensions, got shape {x}")
-        if x[1] % groups or self.num_filter % groups:
-            raise Unsupported(f"num_group: expected a divisor of {x[1]} channels and {self.num_filter} filters")
-        check_shape("weight", (self.num_filter, x[1] // groups, *self.kernel), shapes[1])
-        if not self.no_bias:
-            check_shape("bias", (self.num_filter,), shapes[2])
-        for name, shape in zip(self.used_inputs(), shapes):
-            if self.norm and name in self.norm.inputs[1:]:
-                check_shape(name, (self.num_filter,), shape)
-        rows, columns = (
-            (length + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-            for length, pad, dilate, kernel, stride in zip(x[2:], self.pad, self.dilate, self.kernel, self.stride)
-        )
-        if rows < 1 or columns < 1:
-            raise Unsupported(f"kernel: expected at most the image's {x[2]} x {x[3]} with padding, got {self.kernel}")
-        output = (x[0], self.num_filter, rows, columns)
-        if self.residual:
-            check_shape("rhs", output, shapes[-1])
-        return output
 
     def problem(self, x: Shape) -> ConvProblem:
         """Return the layer for our kernels, for data of shape x."""
@@ -146,15 +121,6 @@ class FullyConnected(Operator):
     def used_inputs(self) -> tuple[str, ...]:
         return self.inputs[: 2 if self.no_bias else 3]
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        x = shapes[0]
-        if not x:
-            raise Unsupported("data: expected at least one dimension, got shape ()")
-        check_shape("weight", (self.num_hidden, prod(x[1:]) if self.flatten else x[-1]), shapes[1])
-        if not self.no_bias:
-            check_shape("bias", (self.num_hidden,), shapes[2])
-        return (*(x[:1] if self.flatten else x[:-1]), self.num_hidden)
-
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, w = inputs[:2]
         transposed = arrays.xp.ascontiguousarray(w.T)
@@ -197,12 +163,6 @@ class BatchNorm(Operator):
     axis: int = integer(1)
     output_mean_var: str = choice("False")
     bias: bool = False
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        channels = shapes[0][axis_of(self.axis, len(shapes[0]))]
-        for name, shape in zip(self.inputs[1:], shapes[1:]):
-            check_shape(name, (channels,), shape)
-        return shapes[0]
 
     def factors(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
         """Return scale and shift of each channel, in float64, from gamma, beta, mean and variance."""

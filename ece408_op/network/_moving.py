@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, axis_of, choice, integer, sizes
+from ._definition import Arrays, Operator, Shape, Trained, choice, integer, sizes
 from ._shaping import View
 
 
@@ -18,16 +18,6 @@ class OneLong(View):
 
     names = ("expand_dims", "squeeze")
     axis: tuple[int, ...] = sizes()
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        x = shapes[0]
-        if self.op == "expand_dims":
-            axis = axis_of(self.axis[0], len(x) + 1)
-            return *x[:axis], 1, *x[axis:]
-        axes = [axis_of(axis, len(x)) for axis in self.axis] or [axis for axis, length in enumerate(x) if length == 1]
-        if any(x[axis] != 1 for axis in axes):
-            raise Unsupported(f"axis: expected axes of length 1 of {x}, got {self.axis}")
-        return tuple(length for axis, length in enumerate(x) if axis not in axes) or (1,)
 
     def mixes_images(self, dimensions: int) -> bool:
         return not self.axis  # which axes have length 1 depends on the number of images
@@ -47,18 +37,12 @@ class Part(Operator):
 
     def _of(self, x: Shape) -> tuple[slice, ...]:
         """Return the part of an array of shape x, the axis last."""
-        axis = axis_of(self.axis, len(x))
+        axis = self.axis % len(x)
         start, stop, _ = slice(self.begin, self.end).indices(x[axis])
         if self.op == "SliceChannel":
             length = x[axis] // self.num_outputs
             start, stop = self.index * length, (self.index + 1) * length
-        if start >= stop or x[axis] % self.num_outputs:
-            raise Unsupported(f"axis: expected a length with such a part, got {x[axis]}")
         return *(slice(None) for _ in range(axis)), slice(start, stop)
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        part = self._of(shapes[0])
-        return *shapes[0][: len(part) - 1], part[-1].stop - part[-1].start, *shapes[0][len(part) :]
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0][self._of(inputs[0].shape)]
@@ -77,11 +61,6 @@ class UpSampling(Operator):
     accepted = ("num_filter", "multi_input_mode")
     scale: int = integer()
     sample_type: str = choice("nearest")
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        if len(shapes[0]) != 4:
-            raise Unsupported(f"data: expected 4 dimensions, got shape {shapes[0]}")
-        return *shapes[0][:2], *(length * self.scale for length in shapes[0][2:])
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0].repeat(self.scale, axis=2).repeat(self.scale, axis=3)

@@ -6,12 +6,16 @@ A value has the number of the node that computes it, or of its variable.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
+from typing import Any
 
 from ece408_op.errors import GraphError
 from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
 from ece408_op.plugin.attributes import integers
+from ece408_op.plugin.mxnet_errors import sentence_of
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
@@ -28,7 +32,8 @@ class Network:
     """A graph in the order of its computation; each operator's node has ``operator``.
 
     data: variables without a shape; parameters: variables with one, states among them; labels: variables that inference
-    does not read. All are numbers of nodes, in MXNet's order.
+    does not read. All are numbers of nodes, in MXNet's order. text: the graph before fusion, for MXNet, to whose nodes
+    ``origin`` refers.
     """
 
     graph: Graph
@@ -36,6 +41,7 @@ class Network:
     parameters: tuple[int, ...]
     labels: tuple[int, ...]
     states: frozenset[int]
+    text: str
 
     @property
     def operators(self) -> list[tuple[int, Node]]:
@@ -67,18 +73,19 @@ class Network:
 
     def infer(self, data: Mapping[str, Shape]) -> dict[int, Shape]:
         """Return the shape of every value; raises GraphError, which names the node, if the data do not fit."""
-        shapes = {value: self.shape(value) for value in self.parameters}
-        shapes.update({value: tuple(data[self.graph.nodes[value].name]) for value in self.data})
+        variables = [self.graph.nodes[number] for number in self.data]
+        of_origins = _inferred(self.text, tuple((one.origin, tuple(data[one.name])) for one in variables))
+        shapes = {number: of_origins[node.origin] for number, node in enumerate(self.graph.nodes)}
         for number, node in self.operators:
             try:
-                shapes[number] = node.operator.infer([shapes.get(entry.node, ()) for entry in node.inputs])
+                node.operator.check_shapes([shapes[entry.node] for entry in node.inputs], shapes[number])
             except Unsupported as error:
                 raise GraphError(f"{_WHERE}: {described(node)}: {error}") from None
         return shapes
 
     def fused(self) -> Network:
         """Return the network with normalizations, additions and activations computed by the nodes before them."""
-        return of_graph(_fusion.fused(self.graph))
+        return of_graph(_fusion.fused(self.graph), self.text)
 
 
 def described(node: Node) -> str:
@@ -96,7 +103,9 @@ def read_values(node: Node) -> list[int]:
 def parse(text: str) -> Network:
     """Return the network in a graph's JSON; raises GraphError, which says what is unsupported in which node."""
     graph = Graph.parse(text, _WHERE).ordered()
-    problems = []
+    for number, node in enumerate(graph.nodes):
+        node.origin = number
+    text, problems = _text(graph), []
     for node in graph.nodes:
         if node.op == VARIABLE:
             continue
@@ -125,11 +134,11 @@ def parse(text: str) -> Network:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphError(f"{_WHERE}: expected variables of different names, got several called {', '.join(twice)}")
-    return of_graph(graph.ordered())
+    return of_graph(graph.ordered(), text)
 
 
-def of_graph(graph: Graph) -> Network:
-    """Return the network of a graph with operators."""
+def of_graph(graph: Graph, text: str) -> Network:
+    """Return the network of a graph with operators; ``text`` as Network's."""
     read = {head.node for head in graph.heads}
     states: set[int] = set()
     for node in graph.nodes:
@@ -145,4 +154,53 @@ def of_graph(graph: Graph) -> Network:
         parameters=tuple(n for n in variables if n in read and n in with_shape),
         labels=tuple(n for n in variables if n not in read),
         states=frozenset(states),
+        text=text,
     )
+
+
+def _named(number: int) -> str:
+    """Return a variable's name for MXNet's functions: any name would be one of their own keywords."""
+    return f"value{number}"
+
+
+def _text(graph: Graph) -> str:
+    """Return the graph as MXNet 1.9.1 writes it."""
+    nodes = [replace(n, name=_named(i)) if n.op == VARIABLE else n for i, n in enumerate(graph.nodes)]
+    return replace(graph, nodes=nodes, attrs={"mxnet_version": ["int", 10901]}).dump(indent=None)
+
+
+@lru_cache(maxsize=4 * _KEPT)
+def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
+    """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers.
+
+    In a thread of its own: MXNet's functions have memory for results per thread, and one that infers the shapes of a
+    whole network may be the caller.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_infer, text, data).result()
+
+
+def _infer(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
+    import mxnet as mx
+
+    try:
+        values, positions = _values_of(text)
+        # For MXNet's older operators a length of 0 is unknown, unless it is asked to see it as mx.np does. Not
+        # infer_shape, which prints its arguments where it fails.
+        with mx.util.np_shape(any(0 in shape for _, shape in data)):
+            _, shapes, _ = values._infer_shape_impl(False, **{_named(number): shape for number, shape in data})
+    except mx.MXNetError as error:
+        got = ", ".join(str(shape) for _, shape in data)
+        reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
+        raise GraphError(f"{_WHERE}: {reason}") from None
+    assert shapes is not None, "data and parameters determine all shapes"
+    return [tuple(shapes[position]) for position in positions]
+
+
+@lru_cache(maxsize=_KEPT)
+def _values_of(text: str) -> tuple[Any, list[int]]:
+    """Return MXNet's symbol of all nodes' outputs, and the position of each node's first one."""
+    import mxnet as mx
+
+    outputs = [int(node.attrs.get("num_outputs", 1)) for node in Graph.parse(text, _WHERE).nodes]
+    return mx.sym.load_json(text).get_internals(), [0, *accumulate(outputs[:-1])]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ece408_op.runtime.launch import ceil_div
-
 from ._definition import Operator, Shape, Unsupported, choice, flag, pair
 
 
@@ -46,20 +44,12 @@ class Pooling(Operator):
         whole = (x[2], x[3])
         return replace(self, kernel=whole, stride=(1, 1), pad=(0, 0), pooling_convention="valid", global_pool=False)
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         x = shapes[0]
         if len(x) != 4:
             raise Unsupported(f"data: expected 4 dimensions, got shape {x}")
         fitted = self.fitted(x)
-        spans = [length + 2 * pad - size for length, pad, size in zip(x[2:], fitted.pad, fitted.kernel)]
-        if min(spans) < 0:
-            raise Unsupported(f"kernel: expected at most the image's {x[2]} x {x[3]} with padding, got {fitted.kernel}")
-        full = fitted.pooling_convention == "full"
-        rows, columns = (
-            1 + (ceil_div(span, stride) if full else span // stride) for span, stride in zip(spans, fitted.stride)
-        )
         # MXNet's maximum of no element is the lowest float32.
-        lasts = [(count - 1) * s - pad for count, s, pad in zip((rows, columns), fitted.stride, fitted.pad)]
+        lasts = [(count - 1) * s - pad for count, s, pad in zip(output[2:], fitted.stride, fitted.pad)]
         if any(last >= length for last, length in zip(lasts, x[2:])):
             raise Unsupported(f"pooling_convention: expected windows that touch the image, got one at {tuple(lasts)}")
-        return x[0], x[1], rows, columns

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, axis_of, choice, flag, integer, number, sizes
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, integer, number, sizes
 
 
 class View(Operator):
@@ -41,9 +41,6 @@ class Flatten(View):
     """All axes but the first as one."""
 
     names = ("Flatten",)
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        return shapes[0][0], prod(shapes[0][1:])
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def random_bits(xp: Any, count: int, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Reshape(View):
-    """Another shape, by MXNet's codes, which ``reverse`` reads from the back."""
+    """Another shape, by MXNet's codes."""
 
     names = ("Reshape",)
     accepted = ("order",)
@@ -96,49 +93,9 @@ class Reshape(View):
     target_shape: str = choice("()")
     keep_highest: str = choice("False")
 
-    def check(self) -> None:
-        if not self.shape:
-            raise Unsupported("shape: expected a shape, got none")
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        return _reshaped(self.shape, shapes[0], self.reverse)
-
-
-def _reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
-    """Return the shape that MXNet's codes make of another.
-
-    n > 0: that length; 0: the source's length; -1: the length that is left over; -2: all further lengths; -3: the
-    product of two lengths of the source; -4 a b: one length of the source as a x b, of which one may be -1. (MXNet,
-    src/operator/tensor/matrix_op-inl.h.) With ``reverse`` MXNet reads codes and lengths from the back, so that the two
-    lengths of a -4 stand before it.
-    """
-    step = -1 if reverse else 1
-    left, lengths, target = list(codes)[::step], list(source)[::step], []
-    try:
-        while left:
-            code = left.pop(0)
-            if code > 0 or code == -1:
-                target.append(code)
-                lengths = lengths[1:]
-            elif code == -2:
-                target, lengths = target + lengths, []
-            elif code == -3:
-                target.append(lengths.pop(0) * lengths.pop(0))
-            elif code == -4:
-                first, second, whole = left.pop(0), left.pop(0), lengths.pop(0)
-                first = whole // second if first == -1 else first
-                target += [first, whole // first if second == -1 else second]
-            elif code == 0:
-                target.append(lengths.pop(0))
-            else:
-                raise IndexError
-        if -1 in target:
-            target[target.index(-1)] = prod(source) // -prod(target)
-    except (IndexError, ZeroDivisionError):
-        raise Unsupported(f"shape: expected MXNet's codes that fit {source}, got {tuple(codes)}") from None
-    if min(target, default=0) < 0 or prod(target) != prod(source):
-        raise Unsupported(f"shape: expected {prod(source)} elements, as {source} has, got {tuple(target[::step])}")
-    return tuple(target[::step])
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if prod(output) != prod(shapes[0]):
+            raise Unsupported(f"shape: expected {prod(shapes[0])} elements, as {shapes[0]} has, got {output}")
 
 
 @dataclass(frozen=True)
@@ -150,9 +107,6 @@ class Transpose(Operator):
     dim1: int = integer(0)
     dim2: int = integer(0)
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        return tuple(shapes[0][axis] for axis in self._order(len(shapes[0])))
-
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0].transpose(self._order(out.ndim))
 
@@ -161,12 +115,9 @@ class Transpose(Operator):
 
     def _order(self, dimensions: int) -> tuple[int, ...]:
         if self.op == "SwapAxis":
-            one, other = axis_of(self.dim1, dimensions), axis_of(self.dim2, dimensions)
+            one, other = self.dim1 % dimensions, self.dim2 % dimensions
             return tuple({one: other, other: one}.get(axis, axis) for axis in range(dimensions))
-        axes = tuple(axis_of(axis, dimensions) for axis in self.axes) or tuple(reversed(range(dimensions)))
-        if sorted(axes) != list(range(dimensions)):
-            raise Unsupported(f"axes: expected each of {dimensions} dimensions once, got {self.axes}")
-        return axes
+        return tuple(axis % dimensions for axis in self.axes) or tuple(reversed(range(dimensions)))
 
 
 @dataclass(frozen=True)
@@ -176,14 +127,6 @@ class Concat(Operator):
     names = ("Concat",)
     variadic = True
     dim: int = integer(1)
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        first = shapes[0]
-        axis = axis_of(self.dim, len(first))
-        for other in shapes[1:]:
-            if (*other[:axis], *other[axis + 1 :]) != (*first[:axis], *first[axis + 1 :]) or len(other) != len(first):
-                raise Unsupported(f"data: expected shapes that differ in axis {axis} alone, got {first} and {other}")
-        return (*first[:axis], sum(one[axis] for one in shapes), *first[axis + 1 :])
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         start = 0
@@ -208,16 +151,10 @@ class Reduction(Operator):
     keepdims: bool = flag(False)
 
     def _axes(self, dimensions: int) -> tuple[int, ...]:
-        named = {axis_of(axis, dimensions) for axis in self.axis}
+        named = {axis % dimensions for axis in self.axis}
         if self.exclude:
             return tuple(axis for axis in range(dimensions) if axis not in named)
         return tuple(sorted(named)) or tuple(range(dimensions))
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        axes = self._axes(len(shapes[0]))
-        if self.keepdims:
-            return tuple(1 if i in axes else n for i, n in enumerate(shapes[0]))
-        return tuple(n for i, n in enumerate(shapes[0]) if i not in axes) or (1,)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = getattr(arrays.xp, self.op)(inputs[0], axis=self._axes(inputs[0].ndim)).reshape(out.shape)
@@ -247,10 +184,6 @@ class Softmax(Operator):
     @property
     def logarithm(self) -> bool:
         return self.op == "log_softmax"
-
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
-        axis_of(self.axis, len(shapes[0]))
-        return shapes[0]
 
     def row_length(self, x: Shape) -> int | None:
         """Return the elements that are summed, if they lie one after another in memory."""
@@ -296,18 +229,12 @@ class SoftmaxOutput(Operator):
     out_grad: bool = flag(False)
     temperature, logarithm = 1.0, False
 
-    def infer(self, shapes: Sequence[Shape]) -> Shape:
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if not (self.multi_output or self.preserve_shape) and len(shapes[0]) != 2:
             raise Unsupported(
                 f"data: expected two dimensions, got shape {shapes[0]}, for which MXNet's builds disagree; flatten it, "
                 "or use multi_output or preserve_shape"
             )
-        return shapes[0]
-
-    def label_shape(self, data: Shape) -> Shape:
-        if self.multi_output:
-            return data[0], prod(data[2:])
-        return data[:-1] if self.preserve_shape else data[:1]
 
     def mixes_images(self, dimensions: int) -> bool:
         return dimensions == 1

@@ -102,11 +102,8 @@ class NetworkProp(mx.operator.CustomOpProp):
         if any(not shape or min(shape) < 0 for shape in data.values()):
             return self._of_inputs(shapes), [[] for _ in network.outputs], states
         values = network.infer(data)
-        for _, node in network.operators:
-            label = node.operator.label_shape(values[node.inputs[0].node])
-            name = network.graph.nodes[node.inputs[-1].node].name
-            if label is not None and not shapes.get(name, True):
-                shapes[name] = list(label)
+        for number, name in zip(network.labels, network.names(network.labels)):
+            shapes[name] = shapes[name] or list(values[number])
         outputs = [list(values[value]) for value in network.outputs]
         return self._of_inputs(shapes), outputs, states
 

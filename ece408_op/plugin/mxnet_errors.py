@@ -38,6 +38,7 @@ _here = threading.local()
 _failures: Recent[int, Exception] = Recent(4096)
 _numbers = itertools.count(408_000_000)
 _SECOND_DERIVATIVE = "Operator _backward_Custom is non-differentiable"
+_SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _FAILED = re.compile(r"param_\.offset\[0\] .*\((\d+) vs\. 0\)")
 
 
@@ -113,6 +114,13 @@ def install() -> None:
         module.get_last_ffi_error = get_last_ffi_error
     for module in (operator, symbol):
         module.print = _print_unless_ours
+
+
+def sentence_of(error: Exception) -> str:
+    """Return what an error of MXNet's says, without the places in its own source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    reason = ([line for line in lines if line.startswith("MXNetError:")] or lines)[-1]
+    return _SOURCE.sub("", reason.replace("MXNetError: ", "", 1))
 
 
 def _explained(error: Exception) -> Ece408Error:

@@ -118,7 +118,7 @@ def network_text() -> tuple[str, tuple[int, ...]]:
     first = add("Activation", convolution(add("null"), 3, 32, 3, 2), act_type="relu")
     depthwise = add("clip", convolution(first, 32, 32, 3, 1, 32), a_min=0, a_max=6)
     wide = add("elemwise_add", convolution(depthwise, 32, 32, 1), first)
-    joined = add("Concat", wide, convolution(wide, 32, 40, 3), dim=1)
+    joined = add("Concat", wide, convolution(wide, 32, 40, 3), dim=1, num_args=2)
     normed = add("BatchNorm", joined, *(add("null", shape=(72,)) for _ in range(4)), fix_gamma=False)
     pooled = add("Pooling", normed, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
     w, bias = add("null", shape=(10, 72 * 5 * 5)), add("null", shape=(10,))
