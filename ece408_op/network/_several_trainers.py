@@ -22,7 +22,7 @@ from ._layers import BatchNorm
 from ._meeting import Meeting, Member, StoppedError
 from ._several_gpus import on_each, shares
 from .engine import Engine
-from .trainer import Addresses, Differentiated, Left, Trainer, leave
+from .trainer import Addresses, Deferred, Differentiated, Trainer, defer
 
 #: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
 _SEED_SHIFT = 56
@@ -86,14 +86,14 @@ class SeveralTrainers:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        left: Mapping[int, tuple[int, np.ndarray]],
+        deferred: Mapping[int, tuple[int, np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Fill and leave gradients as ``Trainer.backward``: those to parameters are the sums over all GPUs."""
+        """Fill and defer gradients as ``Trainer.backward``: those to parameters are the sums over all GPUs."""
         images, numbers = before[-1].images.stop, [self._numbers[one.gpu] for one in before]
         trainers = [self._trainers[one.gpu] for one in before]
         parameters = {number: targets[number] for number in targets if number in trainers[0].network.parameters}
-        summed = {**parameters, **{number: array for number, (_, array) in left.items()}}
+        summed = {**parameters, **{number: array for number, (_, array) in deferred.items()}}
         # Gradients to data and labels, whose images each GPU has its share of.
         divided = {number: _rows(targets[number], images) for number in targets if number not in parameters}
         labels = [_rows(array, images) for array in labels]
@@ -105,7 +105,7 @@ class SeveralTrainers:
             mine = before[part].images
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
-            own = {number: left[number] for number in owned[part] if number in left}
+            own = {number: deferred[number] for number in owned[part] if number in deferred}
             given = [array[mine] for array in labels], heads, wanted, own, owned if member else ()
             options = () if part else meanwhile, member
             found[part] = trainers[part].differentiate(before[part].passed, *given, *options)
@@ -124,10 +124,10 @@ class SeveralTrainers:
 
         if divided or parameters:
             on_each(copy_out, numbers)
-        ones: dict[Addresses, Left] = {}
+        ones: dict[Addresses, Deferred] = {}
         for part, trainer in enumerate(trainers):
-            ones.update(trainer.left(before[part].passed, found[part].gradients, found[part].marked))
-        leave(ones)
+            ones.update(trainer.deferred(before[part].passed, found[part].gradients, found[part].marked))
+        defer(ones)
 
     @contextmanager
     def _locked(self, gpus: Sequence[int]) -> Iterator[None]:

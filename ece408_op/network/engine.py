@@ -43,8 +43,8 @@ CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
-#: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
-#: interpreter's lock to each other, and to the threads that launch, at each CUDA call. On two H200, 16 threads for one
+#: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: at each
+#: CUDA call they contend for the GIL with each other and with the threads that launch. On two H200, 16 threads for one
 #: GPU or for both took 13 to 71 % longer than 8 for inference.
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
@@ -111,7 +111,7 @@ class Engine:
         The outputs are the network's own memory until the next call.
         """
         with self.gpu.lock, self.gpu.device:
-            return self._batch([array.shape for array in data], at_once=True).run(self._given(data), data)
+            return self._batch([array.shape for array in data], whole_batch=True).run(self._given(data), data)
 
     def divides(self, shapes: Sequence[Shape]) -> bool:
         """Return whether a batch of data of these shapes can be divided: see ``_memory_plan.splits``."""
@@ -140,14 +140,14 @@ class Engine:
         self._sent_at = np.array([address(array) for array in parameters], np.int64)
         self.sent, self._parameters = parameters, found
 
-    def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> Batch:
+    def _batch(self, shapes: Sequence[Shape], whole_batch: bool = False) -> Batch:
         """Return what computes data of these shapes, made at the first call with them."""
-        key = (*shapes, at_once, _several_share())
+        key = (*shapes, whole_batch, _several_share())
         if key in self.batches:
             self.batches.move_to_end(key)
             return self.batches[key]
         data = dict(zip(self.network.names(self.network.data), shapes))
-        independent = not at_once and self.divides(shapes)
+        independent = not whole_batch and self.divides(shapes)
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
         # Freed memory that CuPy keeps would count as used.

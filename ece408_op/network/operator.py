@@ -266,7 +266,7 @@ class NetworkOp(quick_calls.Operator):
             self._numbers[name]: np.empty_like(gradient) if request == "add" else gradient
             for name, (gradient, request) in wanted.items()
         }
-        left: dict[int, tuple[int, np.ndarray]] = {}
+        deferred: dict[int, tuple[int, np.ndarray]] = {}
         addresses = dict(zip(network.parameters, self._addresses))
         for name, (_, request) in list(wanted.items()) if self._leaves_gradients else ():
             number = self._numbers[name]
@@ -274,8 +274,8 @@ class NetworkOp(quick_calls.Operator):
                 if request == "add":
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
                 del wanted[name]
-                left[number] = addresses[number], targets.pop(number)
-        trainer.backward(before, labels, gradients, targets, left, meanwhile=[self.release])
+                deferred[number] = addresses[number], targets.pop(number)
+        trainer.backward(before, labels, gradients, targets, deferred, meanwhile=[self.release])
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
 
     def _label_views(self, in_data: Any) -> list[np.ndarray]:

@@ -42,7 +42,7 @@ class State:
         self._gpu: Gpu | None = None
         #: The parameter as the last update left it, and where that and its gradient were.
         self.kept = Kept()
-        self.place: trainer.Place | None = None
+        self.place: trainer.HostArrays | None = None
         #: What pins the parameter, and the address of that.
         self._pinned: tuple[int, Pinned | None] = 0, None
         #: The gradient of the last update, its count of writes, and that count then.
@@ -100,10 +100,10 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
     return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
 
 
-def _place(state: State, parameter: int, gradient: int) -> trainer.Place:
+def _place(state: State, parameter: int, gradient: int) -> trainer.HostArrays:
     """Return the place of a parameter and its gradient at these addresses; to make one takes microseconds."""
     if state.place is None or state.place.addresses != (parameter, gradient):
-        state.place = trainer.place_of(parameter, gradient, state.shape)
+        state.place = trainer.host_arrays_of(parameter, gradient, state.shape)
     return state.place
 
 

@@ -44,14 +44,14 @@ from ._updates import Adam, Sgd, Update
 from .engine import Engine
 
 #: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
-_LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
+_SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 
 #: The addresses of a parameter and its gradient on the host.
 Addresses = tuple[int, int]
 
 
-class Left(NamedTuple):
+class Deferred(NamedTuple):
     """A gradient on a GPU, and the forward pass whose memory it may be in."""
 
     gpu: Gpu
@@ -63,7 +63,7 @@ class Left(NamedTuple):
 class Differentiated(NamedTuple):
     """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums.
 
-    The gradients that it gets sums of are in that memory. marked: where those are that it leaves.
+    The gradients that it gets sums of are in that memory. marked: where those are that it defers.
     """
 
     gradients: Mapping[int, Any]
@@ -81,7 +81,7 @@ class State(Protocol):
         """Return the arrays on a GPU, the current one."""
 
 
-class Place(NamedTuple):
+class HostArrays(NamedTuple):
     """A parameter and its gradient on the host: views of MXNet's arrays, addresses, and the gradient's bits."""
 
     parameter: np.ndarray
@@ -90,18 +90,18 @@ class Place(NamedTuple):
     bits: np.ndarray
 
 
-def place_of(parameter: int, gradient: int, shape: Shape) -> Place:
+def host_arrays_of(parameter: int, gradient: int, shape: Shape) -> HostArrays:
     """Return the place of a parameter and its gradient at these addresses, of any values where they are empty."""
     if 0 in shape:
         empty = np.empty(shape, np.float32)
-        return Place(empty, empty, (parameter, gradient), np.empty(0, np.uint32))
+        return HostArrays(empty, empty, (parameter, gradient), np.empty(0, np.uint32))
     views = view_at(parameter, shape), view_at(gradient, shape)
-    return Place(*views, (parameter, gradient), views[1].reshape(-1).view(np.uint32))
+    return HostArrays(*views, (parameter, gradient), views[1].reshape(-1).view(np.uint32))
 
 
-#: Gradients on a GPU that wait for an update, of each of the last backward passes by the places of all its parameters:
+#: Gradients on a GPU that an update will read, of each of the last backward passes by the places of all its parameters:
 #: networks whose update never comes do not keep the GPU's memory.
-waiting: Recent[tuple[Addresses, ...], dict[Addresses, Left]] = Recent(16)
+pending: Recent[tuple[Addresses, ...], dict[Addresses, Deferred]] = Recent(16)
 
 
 class Trainer:
@@ -109,7 +109,7 @@ class Trainer:
 
     def __init__(self, text: str, engine: Engine) -> None:
         self.network = _training.fused(parse(text))
-        #: Whoever puts work on its stream has its lock.
+        #: Its lock guards launches on its stream.
         self.gpu = engine.gpu
         self._operators = GpuOperators(engine.chooser)
         #: The shapes of all values, by those of the data.
@@ -171,16 +171,16 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        left: Mapping[int, tuple[int, np.ndarray]],
+        deferred: Mapping[int, tuple[int, np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Fill the gradients to variables, ``targets`` by number, and leave others on the GPU for ``update``.
+        """Fill the gradients to variables, ``targets`` by number, and defer others on the GPU for ``update``.
 
-        labels: in the network's order. gradients: to the outputs, by position. left: by number, the parameter's address
-        on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError as
-        ``forward``.
+        labels: in the network's order. gradients: to the outputs, by position. deferred: by number, the parameter's
+        address on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError
+        as ``forward``.
         """
-        wanted = {**targets, **{number: array for number, (_, array) in left.items()}}
+        wanted = {**targets, **{number: array for number, (_, array) in deferred.items()}}
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any]]:
             found = self._differentiated(before, arrays, gradients, wanted)
@@ -188,10 +188,10 @@ class Trainer:
 
         kind = tuple(gradients), tuple(targets), tuple(wanted)
         marked: dict[int, Addresses] = {}
-        checks = [lambda: marked.update(_marked(left)), *meanwhile]
+        checks = [lambda: marked.update(_marked(deferred)), *meanwhile]
         outputs = list(targets.values())
         found = backward_step(self.gpu, before, labels, gradients, outputs, compute, kind, checks)
-        leave(self.left(before, found, marked))
+        defer(self.deferred(before, found, marked))
 
     def differentiate(
         self,
@@ -199,15 +199,15 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         wanted: Mapping[int, np.ndarray],
-        left: Mapping[int, tuple[int, np.ndarray]],
+        deferred: Mapping[int, tuple[int, np.ndarray]],
         summed: Sequence[Sequence[int]] = (),
         meanwhile: Sequence[Callable[[], None]] = (),
         member: Member | None = None,
     ) -> Differentiated:
         """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
 
-        left: those among them that this GPU leaves. summed: the numbers of those that each member gets the sums of.
-        Otherwise as ``backward``. All gradients are complete on return.
+        deferred: those among them that this GPU keeps for ``update``. summed: the numbers of those that each member
+        gets the sums of. Otherwise as ``backward``. All gradients are complete on return.
         """
         part = member.part if member else 0
         marked: dict[int, Addresses] = {}
@@ -226,7 +226,7 @@ class Trainer:
             return [], Differentiated({**found, **own}, packed, sums, {})
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
-        checks = [lambda: marked.update(_marked(left)), *meanwhile]
+        checks = [lambda: marked.update(_marked(deferred)), *meanwhile]
         found = backward_step(self.gpu, before, labels, gradients, [], compute, kind, checks, member)
         return found._replace(marked=marked)
 
@@ -234,13 +234,13 @@ class Trainer:
         """Wait for the GPU, and copy arrays from there."""
         step(self.gpu, [], targets, lambda _: (list(arrays), None))
 
-    def left(
+    def deferred(
         self, before: _training.Forward, found: Mapping[int, Any], marked: Mapping[int, Addresses]
-    ) -> dict[Addresses, Left]:
-        """Return gradients for ``leave``, whose arrays are marked."""
+    ) -> dict[Addresses, Deferred]:
+        """Return gradients for ``defer``, whose arrays are marked."""
         # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
         used = before if before.passes else None
-        return {at: Left(self.gpu, self._operators, found[number], used) for number, at in marked.items()}
+        return {at: Deferred(self.gpu, self._operators, found[number], used) for number, at in marked.items()}
 
     def _differentiated(
         self,
@@ -261,22 +261,22 @@ class Trainer:
         }
 
 
-def _marked(left: Mapping[int, tuple[int, np.ndarray]]) -> dict[int, Addresses]:
+def _marked(deferred: Mapping[int, tuple[int, np.ndarray]]) -> dict[int, Addresses]:
     """Mark the arrays of gradients that stay on the GPU; return where they are."""
     found = {}
-    for number, (at, array) in left.items():
+    for number, (at, array) in deferred.items():
         bits = array.reshape(-1).view(np.uint32)
-        if not bits[0] == bits[-1] == _LEFT:
-            bits.fill(_LEFT)
+        if not bits[0] == bits[-1] == _SENTINEL:
+            bits.fill(_SENTINEL)
         found[number] = at, address(array)
     return found
 
 
-def leave(ones: dict[Addresses, Left]) -> None:
-    """Leave the gradients of one backward pass for ``update``."""
+def defer(ones: dict[Addresses, Deferred]) -> None:
+    """Keep the gradients of one backward pass on their GPUs for ``update``."""
     if ones:
-        waiting.pop(tuple(ones), None)
-        waiting[tuple(ones)] = ones
+        pending.pop(tuple(ones), None)
+        pending[tuple(ones)] = ones
 
 
 def _kept_as(array: np.ndarray) -> Any | None:
@@ -295,25 +295,27 @@ def trainer_of(text: str, engine: Engine) -> Trainer:
 
 def update(
     rule: Sgd | Adam,
-    places: Sequence[Place],
+    places: Sequence[HostArrays],
     states: Sequence[State],
     rates: Sequence[float],
     decays: Sequence[float],
     kept: Sequence[Held | None],
-    once: Sequence[bool],
+    written_once: Sequence[bool],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
     states: each keeps its updated parameter. rates, decays: see ``_updates.Update``. kept: what ``Kept.begin`` returned
-    for the parameters; others are copied to the GPU. once: whether a gradient's array has been written only once since
-    the last update; of others, all elements are checked.
+    for the parameters; others are copied to the GPU. written_once: whether a gradient's array has been written only
+    once since the last update; of others, all elements are checked.
 
     Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
     before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
     had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
     """
     taken = _taken([place.addresses for place in places])
-    found = [one if _is_left(one, place.bits, known) else None for one, place, known in zip(taken, places, once)]
+    found = [
+        one if _is_deferred(one, place.bits, known) else None for one, place, known in zip(taken, places, written_once)
+    ]
     first = host_context.gpu(0)
     gpus = list(dict.fromkeys(one.gpu if one else first for one in found))
 
@@ -323,8 +325,8 @@ def update(
         here, own_states = [places[n] for n in mine], [states[n] for n in mine]
         there: list[Any] = []
         for n in mine:
-            held, left = kept[n], found[n]
-            there += [held.array if held and held.update.gpu is gpu else None, left.gradient if left else None]
+            held, deferred = kept[n], found[n]
+            there += [held.array if held and held.update.gpu is gpu else None, deferred.gradient if deferred else None]
         last = kept[mine[0]]
         before = last.update if last and _are_same(there[::2], last.update.arrays) else None
         targets = [place.parameter for place in here]
@@ -361,24 +363,24 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _taken(several: Sequence[Addresses]) -> list[Left | None]:
+def _taken(several: Sequence[Addresses]) -> list[Deferred | None]:
     """Take all gradients for parameters and their gradients' arrays out of those that wait; return the newest ones."""
-    found: list[Left | None] = [None] * len(several)
-    for key, left in list(waiting.items()):
-        found = [left.pop(one, None) or older for one, older in zip(several, found)]
-        if not left:
-            waiting.pop(key, None)
+    found: list[Deferred | None] = [None] * len(several)
+    for key, deferred in list(pending.items()):
+        found = [deferred.pop(one, None) or older for one, older in zip(several, found)]
+        if not deferred:
+            pending.pop(key, None)
     return found
 
 
-def _is_left(one: Left | None, bits: np.ndarray, once: bool) -> bool:
+def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:
     """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
-    if one and once and bits[0] == bits[-1] == _LEFT:
+    if one and written_once and bits[0] == bits[-1] == _SENTINEL:
         return True
-    left = bits == _LEFT if one else bits[:1] == _LEFT
-    if one and left.all():
+    deferred = bits == _SENTINEL if one else bits[:1] == _SENTINEL
+    if one and deferred.all():
         return True
-    if left.any() or (bits[: left.size] == _CHANGED).any():
+    if deferred.any() or (bits[: deferred.size] == _CHANGED).any():
         raise ProblemError(
             "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
             "twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
@@ -386,4 +388,4 @@ def _is_left(one: Left | None, bits: np.ndarray, once: bool) -> bool:
     return False
 
 
-__all__ = ("State", "Trainer", "leave", "place_of", "trainer_of", "update", "waiting")
+__all__ = ("State", "Trainer", "defer", "host_arrays_of", "trainer_of", "update", "pending")

@@ -125,7 +125,7 @@ def test_gradients_on_the_gpu_are_nan_and_used_once():
         mx.nd.waitall()
     kept = found.get_params()[0]
     assert all(np.array_equal(kept[name].asnumpy(), array) for name, array in after.items())
-    assert not trainer.waiting
+    assert not trainer.pending
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
@@ -206,7 +206,7 @@ def test_an_older_gradient_for_the_same_arrays_is_never_used():
     update(0, gradient, weight)
     with pytest.raises(ProblemError, match="expected gradients as the network's last backward pass left them"):
         mx.nd.waitall()
-    trainer.waiting.clear()
+    trainer.pending.clear()
 
 
 def test_sgd_without_momentum_keeps_nothing_of_a_step():
@@ -343,11 +343,11 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
         executors[-1].forward(is_train=True)
         executors[-1].backward([mx.nd.ones((4, 2))])
         mx.nd.waitall()
-    assert sum(map(len, trainer.waiting.values())) == 16
+    assert sum(map(len, trainer.pending.values())) == 16
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
     update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
     assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
-    trainer.waiting.clear()
+    trainer.pending.clear()
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
