@@ -30,15 +30,16 @@ _ONE_COMPONENT_TILES: _Times = {
     (128, 64, 2, False): (1.6, 0), (128, 32, 2, False): (2.5, 0),
 }  # fmt: skip
 _PLAIN_TILES: _Times = {
-    (192, 256, 2, False): (1.2, 425), (128, 256, 2, False): (1.27, 315), (192, 128, 3, False): (1.25, 350),
-    (192, 128, 2, True): (1.25, 330), (128, 128, 2, True): (1.26, 319), (64, 128, 4, True): (1.0, 340),
-    (256, 96, 2, False): (1.55, 350), (192, 96, 2, True): (1.45, 316), (256, 64, 2, False): (1.6, 400),
-    (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300), (128, 32, 2, False): (3.0, 400),
+    (192, 256, 2, False): (1.17, 500), (128, 256, 2, False): (1.27, 315), (192, 128, 3, False): (1.25, 350),
+    (192, 128, 2, True): (1.21, 330), (128, 128, 2, True): (1.215, 320), (64, 128, 4, True): (1.0, 340),
+    (256, 96, 2, False): (1.55, 350), (192, 96, 2, True): (1.45, 316), (128, 96, 2, True): (1.45, 330),
+    (256, 64, 2, False): (1.6, 400), (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300),
+    (128, 32, 2, False): (3.0, 400),
 }  # fmt: skip
 _POINTWISE_TILE = (128, 64, 2, False)
-#: The fewest filters of a tile whose outputs the TMA unit stores, and a warp's most buffers for them; more ping-pong
-#: consumers than this need filters that stay in shared memory.
-_FEWEST_STORED, _MOST_BUFFERS, _FEW_CONSUMERS = 64, 4, 2
+#: The fewest filters of a tile whose outputs the TMA unit stores, and a warp's most buffers for them; ping-pong tiles
+#: of fewer outputs need filters that stay in shared memory.
+_FEWEST_STORED, _MOST_BUFFERS, _FEWEST_OUTPUTS = 64, 4, 128 * 128
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 #: Producer warpgroups of ``pointwise.cu``; threads of split_filters.
@@ -50,8 +51,8 @@ _MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
 #: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers; of those of turns.
 _ALIGNMENT, _TURNS = 1024 + 16, 32
-#: Bytes of filters that a block may keep besides the stages.
-_MOST_RESIDENT = 80 * 1024
+#: Bytes of filters that a block may keep besides the stages, and where these are small.
+_MOST_RESIDENT, _MOST_RESIDENTS = 80 * 1024, {(128, 96, 2, True): 162 * 1024}
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class WideTile:
 
         def time(tile: WideTile) -> float:
             pixels, filters, consumers = tile.tile_pixels, tile.tile_filters, tile.consumers
-            if tile.ping_pong and consumers > _FEW_CONSUMERS and not tile.resident:
+            if tile.ping_pong and pixels * filters < _FEWEST_OUTPUTS and not tile.resident:
                 return math.inf
             tiles = ceil_div(images * own.output_area, pixels) * own.groups * ceil_div(own.filters, filters)
             product, rest = times[pixels, filters, consumers, tile.ping_pong]
@@ -93,7 +94,8 @@ class WideTile:
 
         def tile(pixels: int, filters: int, consumers: int, ping_pong: bool) -> WideTile:
             new = cls(components, filters, channels, 1, pixels, consumers, ping_pong=ping_pong)
-            resident = components == 1 and not pointwise and new.filter_bytes(own) <= _MOST_RESIDENT
+            most = _MOST_RESIDENTS.get((pixels, filters, consumers, ping_pong), _MOST_RESIDENT)
+            resident = components == 1 and not pointwise and new.filter_bytes(own) <= most
             return replace(new, resident=resident)
 
         chosen = tile(*_POINTWISE_TILE) if pointwise else min((tile(*sizes) for sizes in times), key=time)

@@ -132,7 +132,11 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
     } else {
         constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
         raise_registers<(LAUNCH_REGISTERS * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
-        const int consumer = threadIdx.x / 128 - 1;
+        // A ping-pong consumer's stages depend on its number: known to be uniform, it leaves descriptors in uniform
+        // registers. Where a tile is one stage (64 channels, 1 x 1) that took longer.
+        constexpr bool UNIFORM = Config::ping_pong && K_TILES > 1;
+        const int warpgroup = UNIFORM ? __shfl_sync(~0u, threadIdx.x / 128, 0) : threadIdx.x / 128;
+        const int consumer = warpgroup - 1;
         int stage = 0, phase = 0;
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
         constexpr int TILES_IN_FLIGHT = Config::consumers / CONSUMERS_PER_TILE;
