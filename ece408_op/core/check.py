@@ -126,7 +126,7 @@ class Reference:
             error = np.abs(got - expected)
             share, scaled = error / allowed, np.divide(error, wide, out=error)
         if not (np.isfinite(share.max()) and np.isfinite(scaled.max())):
-            self._settle(got, share, scaled)
+            self._decide_odd(got, share, scaled)
         worst = np.unravel_index(int(np.argmax(share)), share.shape)
         holes = self._holes(out) if got.size < out.size else 0
         return Comparison(
@@ -140,7 +140,7 @@ class Reference:
             holes=holes,
         )
 
-    def _settle(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray) -> None:
+    def _decide_odd(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray) -> None:
         """Decide, in place, where a share is not finite: on values that are not, and on sums of zeros."""
         odd = ~(np.isfinite(share) & np.isfinite(scaled))
         mine, exact, part = got[odd], self._exact[odd], share[odd]
