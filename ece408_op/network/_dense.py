@@ -119,12 +119,9 @@ class GpuArrays(Arrays):
         """Multiply two stacks of matrices, float32, of which one may be a stack of one."""
         a, b = (self.xp.ascontiguousarray(array) for array in (a, b))
         count, rows, columns = out.shape
-        target = out if out.flags.c_contiguous else self.xp.empty(out.shape, np.float32)
         strides = (a[0].size if len(a) > 1 else 0, b[0].size if len(b) > 1 else 0, rows * columns)
-        addresses = a.data.ptr, b.data.ptr, target.data.ptr
+        addresses = a.data.ptr, b.data.ptr, out.data.ptr
         blas(self._device).multiply(*addresses, (rows, columns, a.shape[2]), strides, count)
-        if target is not out:
-            out[...] = target
 
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function."""

@@ -112,8 +112,6 @@ class Trainer:
         #: Its lock guards launches on its stream.
         self.gpu = engine.gpu
         self._operators = GpuOperators(engine.chooser)
-        #: The shapes of all values, by those of the data.
-        self._shapes: Recent[tuple[Shape, ...], Mapping[int, Shape]] = Recent(64)
         self._repeated = None if _training.is_random(self.network) else Repeated()
 
     def forward(
@@ -139,10 +137,8 @@ class Trainer:
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
             given = dict(zip((*network.data, *network.parameters), arrays))
-            shapes = tuple(array.shape for array in data)
-            if shapes not in self._shapes:
-                self._shapes[shapes] = network.infer(dict(zip(network.names(network.data), shapes)))
-            found = _training.forward(network, operators, given, self._shapes[shapes], seed)
+            shapes = network.infer(dict(zip(network.names(network.data), (array.shape for array in data))))
+            found = _training.forward(network, operators, given, shapes, seed)
             new = [found.states.get(number, given[number]) for number in states]
             return [*(found.values[value] for value in network.outputs), *new], found
 
