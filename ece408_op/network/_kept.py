@@ -6,20 +6,48 @@ MXNet's array gets the new parameter too. What the GPU has is used while that up
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from ece408_op.plugin import array_version
 from ece408_op.plugin.host_context import Gpu
 
+from ._updates import Update
+
+
+@dataclass
+class Operands:
+    """What an update's kernel has besides the parameters, and ``rows``, its array of all addresses and factors.
+
+    The next update of the same parameters often has the same ones, since repeated passes leave gradients in one place.
+    """
+
+    gradients: Sequence[Callable[[], Any]]
+    others: Sequence[Any]
+    rows: Any = None
+
+    @classmethod
+    def of(cls, updates: Sequence[Update]) -> Operands:
+        """Return those of these updates. Gradients are not kept for it."""
+        return cls([weakref.ref(one.gradient) for one in updates], [one[2:] for one in updates])
+
+    def are_of(self, updates: Sequence[Update]) -> bool:
+        """Return whether these updates of the same parameters have the same operands."""
+        return all(
+            gradient() is one.gradient and states is one.states and (rate, decay) == (one.rate, one.decay)
+            for gradient, (states, rate, decay), one in zip(self.gradients, self.others, updates)
+        )
+
 
 class Updated(NamedTuple):
-    """The parameters of one update on a GPU: CuPy arrays, and all of them packed in the same memory."""
+    """The parameters of one update on a GPU: CuPy arrays, all of them packed in the same memory, and its operands."""
 
     gpu: Gpu
     arrays: Sequence[Any]
     packed: Sequence[Any]
+    operands: Operands
 
 
 class Held(NamedTuple):
@@ -79,7 +107,7 @@ class Kept:
 
 #: By the parameter's address. The array of an update that is kept stays, so that no other one has its address; an entry
 #: may be older, which ``at`` sees.
-_kept: WeakValueDictionary[int, Kept] = WeakValueDictionary()
+_kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
 
 
 def kept_at(address: int) -> Any | None:
@@ -91,4 +119,4 @@ def kept_at(address: int) -> Any | None:
     return found.at(address) if found else None
 
 
-__all__ = ("Held", "Kept", "Updated", "kept_at")
+__all__ = ("Held", "Kept", "Operands", "Updated", "kept_at")

@@ -97,7 +97,8 @@ class GpuOperators:
             found[2] = self.arrays.bias_gradient(gradient)
         return found
 
-    def update(self, rule: Sgd | Adam, updates: Sequence[Update]) -> None:
-        """Update all parameters in one launch."""
-        rows = rows_of(updates)
-        cuda.execute(update_program(rule, len(rows)), 1, {"x": self.arrays.xp.asarray(rows)}, None)
+    def update(self, rule: Sgd | Adam, updates: Sequence[Update], rows: Any = None) -> Any:
+        """Update all parameters in one launch; return its array of operands, ``rows`` for another one with the same."""
+        rows = self.arrays.xp.asarray(rows_of(updates)) if rows is None else rows
+        cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
+        return rows

@@ -32,7 +32,7 @@ from ece408_op.runtime.recent import Recent
 from . import _training
 from ._definition import Shape
 from ._gpu import Chooser
-from ._kept import Held, Kept, Updated, kept_at
+from ._kept import Held, Kept, Operands, Updated, kept_at
 from ._meeting import Member
 from ._network import parse
 from ._packing import packing_of
@@ -334,21 +334,22 @@ def update(
             with gpu.device, gpu.stream:
                 operators = GpuOperators(Chooser(dispatch.AUTO, "float32", 0, cuda.chip(0)))
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[list[Any], Operands]]:
             room = None if before else cuda.cupy().empty(packing.shapes[-1], np.float32)
             rest = iter(arrays)
             both = iter([next(rest) if copy is None else copy for copy in there])
             updates = [
                 Update(next(both), next(both), state.on(gpu), rates[n], decays[n]) for n, state in zip(mine, own_states)
             ]
-            operators.update(rule, updates)
+            operands = before.operands if before and before.operands.are_of(updates) else Operands.of(updates)
+            operands.rows = operators.update(rule, updates, operands.rows)
             packed = list(before.packed) if before else packing.packed([one.parameter for one in updates], room)
-            return packed, packed
+            return packed, (packed, operands)
 
         with using(targets) as flags:
-            packed = step(gpu, given, targets, compute, packs=False, pinned={OUTPUT: flags})
+            packed, operands = step(gpu, given, targets, compute, packs=False, pinned={OUTPUT: flags})
         with gpu.device:
-            update = before or Updated(gpu, packing.unpacked(packed), packed)
+            update = Updated(gpu, before.arrays if before else packing.unpacked(packed), packed, operands)
         for place, state, array in zip(here, own_states, update.arrays):
             state.kept.keep(Held(array, update), place.addresses[0])
 

@@ -26,6 +26,7 @@ from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._meeting import Member
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._timing import Timed
+from ece408_op.network._training_passes import rows_of
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl
@@ -310,10 +311,12 @@ class Operators(trainer.GpuOperators):
         mine = slice(before, before + len(array))
         return self._member.meet(array, np.concatenate).view(Array), mine
 
-    def update(self, rule, updates):
-        super().update(rule, updates)
+    def update(self, rule, updates, rows=None):
+        found = super().update(rule, updates, rows)
+        assert rows is None or (rows == rows_of(updates)).all()
         for one in updates:
             numpy_operators.update(rule, one)
+        return found
 
 
 class Group:

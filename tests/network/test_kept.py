@@ -295,8 +295,8 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
     mx.nd.waitall()
     original = GpuOperators.update
 
-    def fails(self, rule, updates):
-        original(self, rule, updates)
+    def fails(self, rule, updates, rows):
+        original(self, rule, updates, rows)
         for one in updates:
             one.parameter[...] = np.nan
         raise DeviceError("out of order")
