@@ -54,6 +54,7 @@ inline void copy_bytes(float *to, const float *from, int bytes, int alignment) {
 template <int FLOATS>
 inline void copy_async(float *to, const float *from) { copy_bytes(to, from, 4 * FLOATS, 4 * FLOATS); }
 inline void copy_async_commit() {}
+template <int PENDING = 0>
 inline void copy_async_wait() {}
 inline void store_if(bool condition, uint4 *to, const uint4 &value) {
     if (condition) *to = value;

@@ -23,17 +23,18 @@ __device__ __forceinline__ void load_input(const Shared &s, const float *x, cons
     if (BULK_LOADS) mbarrier_arrive_expect_bytes(s.barriers + INPUT_LOADED + buffer, COPIES * 4 * length);
     else copy_async_commit();
 }
-// Wait for the `turn`-th input in this buffer.
+// Wait for the `turn`-th input in this buffer; those in other buffers may still be on their way.
 __device__ __forceinline__ void wait_for_input(const Shared &s, int buffer, int turn) {
     if (Config::input_from_global) return;
     if (BULK_LOADS) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, turn);
-    else copy_async_wait(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
+    else copy_async_wait<INPUT_BUFFERS - 1>(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
 }
 __device__ __forceinline__ void load_first_inputs(const Shared &s, const float *x, int images, int tiles, int thread) {
 #pragma unroll
     for (int i = 0; i < INPUT_BUFFERS; i++) {
         const int number = blockIdx.x / FILTER_BLOCKS + i * (gridDim.x / FILTER_BLOCKS);
         if (number < tiles) load_input(s, x, WorkTile(number, images), i, thread);
+        else copy_async_commit();  // an empty group
     }
 }
 
@@ -125,6 +126,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);  // all have read the input
         const int later = s.exponents[TAKEN + stage];
         if (later < tiles) load_input(s, x, WorkTile(later, images), buffer, thread);
+        else if (INPUT_BUFFERS > 1) copy_async_commit();
         number = INPUT_BUFFERS == 2 ? next : later, next = later;
     }
 }

@@ -70,7 +70,11 @@ __device__ __forceinline__ void copy_async(float *to, const float *from) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * FLOATS) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// Wait for all groups of copies but the last PENDING ones.
+template <int PENDING = 0>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 // Store 16 bytes if `condition` holds; no branch that what leads up to it could move into.
 __device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 &value) {
