@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from network_case import WAYS, mx, mxnets, ours, require, values
+from operator_symbols import KINDS, NUMPY, moved, resampled
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
@@ -166,12 +167,13 @@ def test_pooling(way, kind, pooling, act):
     check_outputs(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, way, sizes[2] * sizes[3])
 
 
+@covers("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D")
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
-@pytest.mark.parametrize("size", [{}, {"output_size": 1}, {"output_size": (1, 1)}])
-def test_adaptive_pooling_to_one_pixel(way, size):
-    check_outputs(S.contrib.AdaptiveAvgPooling2D(data, **size), {"data": (2, 3, 5, 7)}, way, 35)
-    with pytest.raises(GraphError, match="AdaptiveAvgPooling2D.: unsupported operator"):
-        ece408_op.gpu_network(S.contrib.AdaptiveAvgPooling2D(data, output_size=(1, 2)), {})
+@pytest.mark.parametrize("kind", KINDS)
+@given(image=st.tuples(side, side), size=st.tuples(side, side))
+@examples(20)
+def test_resampling(way, kind, image, size):
+    check_outputs(resampled(size, kind), {"data": (2, 3, *image)}, way, 121)
 
 
 @covers("BatchNorm")
@@ -287,21 +289,6 @@ def test_reshape(sizes, codes, reverse):
     check_outputs(S.reshape(S.tanh(data), shape=codes, reverse=reverse) * 2, {"data": sizes}, "numpy")
 
 
-def moved(sizes, random):
-    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling."""
-    axis = random.randrange(len(sizes))
-    below, between = axis - len(sizes), random.randint(-len(sizes) - 1, len(sizes))
-    begin = random.randrange(sizes[axis])
-    end = random.choice([None, random.randint(begin + 1, sizes[axis]), begin - sizes[axis] + 1 or None])
-    longer = S.expand_dims(data * 2, axis=between)
-    thrice = S.split(S.concat(data, data * 2, S.square(data), dim=axis), num_outputs=3, axis=below)
-    found = [longer, S.squeeze(longer, axis=between), S.swapaxes(data, axis, random.randrange(len(sizes)))]
-    found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
-    found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
-    found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")] if len(sizes) == 4 else []
-    return found
-
-
 @covers("L2Normalization")
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @given(sizes=shape, mode=st.sampled_from(["instance", "channel", "spatial"]), eps=st.sampled_from([1e-10, 0.1]))
@@ -358,19 +345,6 @@ def test_softmax(way, sizes, axis, temperature, over):
     assert node.infer_shape(data=sizes)[0] == symbol.infer_shape(data=sizes)[0]
 
 
-N, X = S.np, S.npx
-#: Operators of mx.np, for positive x (B, C, H).
-NUMPY = {
-    "arithmetic": lambda x: x + N.square(x) * 0.5 - x / (x + 2) + x ** N.sqrt(x),
-    "with numbers": lambda x: (1.5 - (x + 2) * 0.25 - 1) / 3 + 2 / x + x**1.5 + 1.5**x,
-    "functions": lambda x: N.abs(N.negative(x)) + N.tanh(N.exp(x)) + N.log(x) + X.relu(x - 1) * X.sigmoid(x),
-    "joins": lambda x: N.concatenate([x, x * 2], axis=-1) + N.concatenate([x, x], axis=2),
-    "shapes": lambda x: N.squeeze(N.expand_dims(N.transpose(x, (0, 2, 1)), 1), 1).reshape((4, -1)),
-    "means": lambda x: N.mean(x, axis=1, keepdims=True) * x - x.mean(axis=(0, 2), keepdims=True),
-    "sums": lambda x: N.sum(x, axis=1) + N.max(x, axis=1) - N.min(x, axis=1) + N.transpose(x).sum(axis=(1,)).T,
-}
-
-
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @pytest.mark.parametrize("name", NUMPY)
 def test_numpy_operators(name, way):
@@ -378,7 +352,7 @@ def test_numpy_operators(name, way):
 
 
 def test_numpy_operators_of_all_axes_are_refused():
-    for name, symbol in (("mean", N.mean(data.as_np_ndarray())), ("max", data.as_np_ndarray().max())):
+    for name, symbol in (("mean", S.np.mean(data.as_np_ndarray())), ("max", data.as_np_ndarray().max())):
         with pytest.raises(GraphError, match=rf"{name}\): axis: expected axes, got none, for which mx.np"):
             ece408_op.gpu_network(symbol, {})
 

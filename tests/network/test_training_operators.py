@@ -7,18 +7,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from network_case import mx, ndarrays, values
+from operator_symbols import KINDS, NUMPY, moved, resampled
 from test_network_operators import (
     CONVOLUTIONS,
     FUNCTION,
-    NUMPY,
     PAIRS,
     POSITIVE,
     UNARY,
     examples,
     flag,
-    moved,
     poolings,
     shape,
+    side,
 )
 
 import ece408_op
@@ -152,8 +152,11 @@ def test_two_inputs(name, sizes, ones):
         check(getattr(S, f"broadcast_{name}")(data, other), shapes, terms, low=0.2)
 
 
-def test_adaptive_pooling_to_one_pixel():
-    check(S.contrib.AdaptiveAvgPooling2D(data * 2), {"data": (2, 3, 5, 7)}, 35, smooth=False)
+@pytest.mark.parametrize("kind", KINDS)
+@given(image=st.tuples(side, side), size=st.tuples(side, side))
+@examples(15)
+def test_resampling(kind, image, size):
+    check(resampled(size, kind), {"data": (2, 3, *image)}, 121, smooth=False)
 
 
 @pytest.mark.parametrize("kind", ["max", "avg", "sum"])
