@@ -84,18 +84,16 @@ def step(
             one = passes.of(kind, packings[0].shapes) if passes else None
             device = _Device(gpu, given, packed, one, member, behind)
             given = [*device.begin(given[:-1], copies, pinned[INPUT]), flat]
-            packings[0].pack_on_host(inputs, flat)
-            # The copy of the last output has waited for the computation: memory that is free then may be the next
-            # step's, whose copies run on other streams.
+            packings[0].copy_small(inputs, flat)
+            # On return, the computation has ended too: memory that is free then may be the next step's, whose copies
+            # run on other streams.
             device.run(given, targets, pinned[OUTPUT], meanwhile)
             if member:
                 member.least()
         except BaseException:
             gpu.wait()
             raise
-        for target, found in zip(outputs, packings[1].unpacked(targets)):
-            if found is not target:
-                target[...] = found
+        packings[1].copy_small(outputs, targets[-1], out=True)
         return device.result
 
     with nullcontext() if member else gpu.lock, gpu.device, cuda.reported("training"):
@@ -161,6 +159,8 @@ class _Device:
         self._outputs: list[Any] = []
         #: The events of copies from pinned arrays.
         self._begun: list[Any] = []
+        #: Pinned arrays for outputs, None for others.
+        self._pinned: list[Any] = []
         self.result: Any = None
 
     def begin(self, inputs: Sequence[np.ndarray], there: Sequence[Any], pinned: Sequence[bool]) -> list[np.ndarray]:
@@ -186,15 +186,21 @@ class _Device:
         pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        """Copy the other inputs, the last one of which is pinned, compute, and copy the outputs; pinned: of outputs."""
-        flags = {INPUT: [*(not array.size for array in inputs[:-1]), True], OUTPUT: pinned}
-        copied = sum(array.nbytes for array in unpinned(inputs, flags[INPUT]) + unpinned(outputs, pinned))
+        """Copy the other inputs, compute, and copy the outputs; the last input and output are pinned.
+
+        pinned: whether each output is. Copies to these are queued at once, on one stream, as no thread can be as fast.
+        """
+        flags = [*(not array.size for array in inputs[:-1]), True]
+        self._pinned = [array if flag else None for array, flag in zip(outputs, pinned)]
+        outputs = [array[:0] if flag else array for array, flag in zip(outputs, pinned)]
+        copied = sum(array.nbytes for array in (*unpinned(inputs, flags), *outputs))
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
         # An equal part for each thread, in as few transfers as may be.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned=flags).run(threads)
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned={INPUT: flags}).run(threads)
+        self._gpu.pinned_stream.synchronize()
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
@@ -210,6 +216,9 @@ class _Device:
             run = self._pass.run(self._compute, self._gpu.stream, stage, self._member) if self._pass and stage else None
             self._outputs, self.result = run or self._compute(self._inputs)
             end = self._gpu.stream.record()
+            for source, target in zip(self._outputs, self._pinned):
+                if target is not None:
+                    self._gpu.copy_pinned(target, source.data.ptr, end, out=True)
             if run:
                 self._behind()
             return end
@@ -244,7 +253,7 @@ def queue_backward(
     if (member.least(stage) if member else stage) < 2:
         return None
     flat = np.empty(packing.shapes[-1], np.float32)
-    packing.pack_on_host(given, flat)
+    packing.copy_small(given, flat)
     for target, array in zip(one.inputs, [*packing.large(given), flat]):
         target.set(array)
     return Ahead(kind, given, one.again(gpu.stream, member))

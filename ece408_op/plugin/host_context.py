@@ -111,8 +111,8 @@ class Gpu:
         #: Kernels and layers that have run.
         self.warm: Recent[tuple[str, ConvProblem, bool], bool] = Recent(1024)
         with self.device, cuda.reported("the host context"):
-            #: The stream to compute on, and that of copies from pinned arrays, which take turns on the link.
-            self.stream, self.pinned_in = (self.cuda.Stream(non_blocking=True) for _ in range(2))
+            #: The stream to compute on, and that of copies from and to pinned arrays, which take turns on the link.
+            self.stream, self.pinned_stream = (self.cuda.Stream(non_blocking=True) for _ in range(2))
             self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
@@ -176,13 +176,18 @@ class Gpu:
         buffer.stream.synchronize()
         return None
 
-    def copy_pinned(self, source: np.ndarray, target: int, after: Any = None) -> Any:
-        """Queue a pinned array's copy to that address on the device, behind an event; return the event of its end."""
+    def copy_pinned(self, array: np.ndarray, there: int, after: Any = None, out: bool = False) -> Any:
+        """Queue a copy of a pinned array to an address on the device, or from there, behind the event ``after``.
+
+        Returns the event of its end.
+        """
+        stream, here = self.pinned_stream, address(array)
         if after is not None:
-            self.pinned_in.wait_event(after)
-        self.cuda.runtime.memcpyAsync(target, address(source), source.nbytes, _TO_DEVICE, self.pinned_in.ptr)
+            stream.wait_event(after)
+        target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
+        self.cuda.runtime.memcpyAsync(target, source, array.nbytes, direction, stream.ptr)
         with self.device:
-            return self.pinned_in.record()
+            return stream.record()
 
     def behind(self, events: Sequence[Any]) -> None:
         """Have what is queued on the stream to compute on from now on wait for events."""
@@ -251,7 +256,7 @@ class Gpu:
     def wait(self) -> None:
         """Wait for all work of the call, also after an error: the next call uses the same buffers."""
         self.stream.synchronize()
-        self.pinned_in.synchronize()
+        self.pinned_stream.synchronize()
         staging = [self.staging.get() for _ in range(self.threads)]
         for buffer in staging:
             buffer.stream.synchronize()

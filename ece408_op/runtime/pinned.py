@@ -20,7 +20,7 @@ from .memory import address
 from .recent import Recent
 
 #: The fewest bytes that are pinned: staging buffers are fast enough for less.
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = 256 << 10
 
 #: cudaHostRegisterPortable: for all GPUs.
 _PORTABLE = 1

@@ -163,7 +163,7 @@ class Gpu:
         del cls.registered[address]
 
     def __init__(self, threads=4, number=-1):
-        self.cuda, self.device, self.stream, self.pinned_in = fake_cupy().cuda, Device(number), Stream(), Stream()
+        self.cuda, self.device, self.stream, self.pinned_stream = fake_cupy().cuda, Device(number), Stream(), Stream()
         self.lock, self.threads, self.staging = threading.Lock(), threads, SimpleQueue()
         self.hold = SimpleNamespace(held=lambda stream, array: nullcontext())
         for _ in range(threads):
