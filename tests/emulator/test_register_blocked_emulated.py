@@ -14,9 +14,9 @@ from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import register_blocked
 from ece408_op.problem import ConvProblem
 
-CHIP = chip_of(90)
+CHIP = replace(chip_of(90), multiprocessors=1)
 
-#: Strips that end a row and do not, several groups, passes, chunks, row tiles, filters left over.
+#: Strips that end a row and do not, several groups, passes, chunks, row tiles, filters left over, items per block.
 CASES = [
     ((3, 1, 12, 13, 5, 5), {}),
     ((2, 3, 9, 12, 7, 3), {}),
@@ -24,6 +24,7 @@ CASES = [
     ((2, 4, 10, 11, 24, 7), {"filter_groups": 3, "filters": 4, "passes": 1, "channels": 2}),
     ((3, 2, 8, 9, 20, 3), {"filter_groups": 2, "passes": 3, "filters": 4}),
     ((1, 2, 5, 300, 5, 2), {}),
+    ((67, 2, 12, 13, 7, 5), {"blocks": 1}),
 ]
 
 

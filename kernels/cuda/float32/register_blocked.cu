@@ -20,8 +20,8 @@
 // and a block of 4 warps, one per group of 4 filters, computes 32 rows. All channels lie in shared memory, 44 rows
 // each.
 //
-// The grid is persistent, in waves (waves.cuh): a block goes on to its next strips, whose input it loads during the
-// epilogue. Meanwhile other blocks of the multiprocessor multiply.
+// A block goes on to its next strips, `stride` items further, and loads their input during the epilogue; meanwhile other
+// blocks of the multiprocessor multiply.
 //
 // UNIFORM (register_blocked_uniform): all weights lie in constant memory and reach the multiply-adds through uniform
 // registers. A multiply-add then reads two vector registers at most.
@@ -145,9 +145,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     const int group_of_warp = warp / WARPS_PER_GROUP;
 #endif
     const int block_filter = blockIdx.x % FILTER_BLOCKS * BLOCK_FILTERS;  // the first of the block's filters
-    const WorkItems mine = work_items(items, blockIdx.x / FILTER_BLOCKS, gridDim.x / FILTER_BLOCKS);
-    unsigned item = mine.first;
-    if (item >= mine.end) return;
+    const unsigned stride = gridDim.x / FILTER_BLOCKS;  // from one of the block's items to the next
+    unsigned item = blockIdx.x / FILTER_BLOCKS;
 
     if (UNIFORM) {
     } else if (Config::keep_weights)
@@ -157,7 +156,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     load_rows(x_rows, image_of(x, first, IMAGE), strips_of(item, images), 0);
     commit_copies();
 
-    for (; item < mine.end; item += mine.stride) {
+    for (; item < items; item += stride) {
         // A lane beyond the block's last strip computes that one once more and stores nothing.
         const auto position_of = [&](const BlockStrips &s) {
             const int strip = min(s.first + warp_strip + lane, s.first + s.count - 1), row = strip / STRIPS_IN_ROW;
@@ -301,7 +300,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const bool last = chunk + 1 == CHUNKS;
             const int next_chunk = last ? 0 : chunk + 1;
-            const unsigned next_item = last ? item + mine.stride : item;
+            const unsigned next_item = last ? item + stride : item;
             wait_for_copies<0>();
             __syncthreads();  // the chunk's inputs and weights are complete
             if (PASSES == 1) {
@@ -315,7 +314,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                 }
             }
             __syncthreads();  // no warp reads them any more
-            if (next_item < mine.end) {
+            if (next_item < items) {
                 const BlockStrips next = strips_of(next_item, images);
                 load_rows(x_rows, image_of(x, first, IMAGE), next, next_chunk * CHANNELS);
                 if (!UNIFORM && !Config::keep_weights) load_weights(weights, w, block_filter, next_chunk * CHANNELS);

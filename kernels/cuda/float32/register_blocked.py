@@ -26,13 +26,14 @@ from ece408_op.runtime.launch import (
 from ..sources import sources
 from . import _register_blocked_tiles as tiles
 from ._register_blocked_tiles import RegisterBlockedTile, best_tile
-from .waves import blocks_in_waves
 
 #: FLOP of a call, 0.2 ms of an H200, from which copying the weights to constant memory pays, and FLOP per byte from
 #: which the float32 lanes limit the kernel, not memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
-#: 5 waves took 0.986 to 1.000 of the time of 7 waves; 4 waves up to 1.008.
-_WAVES = 5
+#: Multiprocessors are not equally fast: some store a third more in the same time. So a grid has several times as many
+#: blocks as the chip holds, and the fast multiprocessors take more of them: _SHARES, or _SHARES_UNIFORM where blocks
+#: load no weights. With fewer than _MANY_ITEMS items per resident block, the chip holds the whole grid.
+_SHARES, _SHARES_UNIFORM, _MANY_ITEMS = 4, 8, 8
 
 
 def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -44,7 +45,8 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
 
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images * strips_in_image, tile.strips) * column_tiles
-        grid = (blocks_in_waves(items, resident_blocks, _WAVES) * filter_blocks, 1, 1)
+        shares = 1 if items < _MANY_ITEMS * resident_blocks else _SHARES_UNIFORM if tile.uniform else _SHARES
+        grid = (min(items, shares * resident_blocks) * filter_blocks, 1, 1)
         arguments, shared = ("x", "w", "y", "first", "images"), tile.shared_bytes(problem)
         return (Launch("register_blocked", grid, (tile.threads, 1, 1), arguments, shared),)
 
@@ -64,8 +66,6 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
     config |= {
         "input_slack": tile.input_slack(problem.kernel),
         "store_vector": 4 if tile.exact(problem) and whole_vectors else 1,
-        "resident_blocks": resident_blocks,
-        "waves": _WAVES,
     }
     images = images_per_launch(problem.batch, strips_in_image * column_tiles)
     return Plan(defines, images, steps, setup, scratch=scratch, config=config)
@@ -97,7 +97,7 @@ def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
     return chip.capability == tiles.UNIFORM_CAPABILITY and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 
-_SOURCES = sources("float32/waves.cuh", "float32/vectors.cuh", "float32/register_blocked.cu")
+_SOURCES = sources("float32/vectors.cuh", "float32/register_blocked.cu")
 KERNEL = CudaKernel(
     "register_blocked",
     "register-blocked direct convolution along rows: a strip of a row for several filters per thread",

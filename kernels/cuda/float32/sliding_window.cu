@@ -51,11 +51,8 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
     __syncthreads();
 
     const unsigned tiles = images * unsigned(TILES_IN_ROW * TILE_ROWS);
-    const WorkItems mine =
-        work_items((tiles + THREADS - 1) / THREADS, blockIdx.x / Config::parts, gridDim.x / Config::parts);
-    for (unsigned item = mine.first; item < mine.end; item += mine.stride) {
-        const unsigned tile = item * THREADS + threadIdx.x;
-        if (tile >= tiles) return;
+    const unsigned stride = gridDim.x / Config::parts * THREADS;  // from one of the thread's tiles to the next
+    for (unsigned tile = blockIdx.x / Config::parts * THREADS + threadIdx.x; tile < tiles; tile += stride) {
         const unsigned tile_row = tile / TILES_IN_ROW, image = tile_row / TILE_ROWS;
         const int column = min(int(tile - tile_row * TILES_IN_ROW) * COLUMNS, MAP_COLUMNS - COLUMNS);
         const int row = min(int(tile_row - image * TILE_ROWS) * ROWS, MAP_ROWS - ROWS);
@@ -69,7 +66,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
             for (int i = 0; i < WINDOW_ROWS; i++)
 #pragma unroll
                 for (int j = 0; j < WINDOW_COLUMNS; j += LOAD)
-                    read_constant<LOAD>(&window[i][j], in + (c * index_t(H) + i) * W + j);
+                    load_read_only<LOAD>(&window[i][j], in + (c * index_t(H) + i) * W + j);
         };
         if (C == 1) load_window(0);
 

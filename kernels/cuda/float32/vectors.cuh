@@ -22,7 +22,7 @@ __device__ __forceinline__ void read(float *to, const float *from) {
 
 // From global memory that nothing writes during the launch.
 template <int N>
-__device__ __forceinline__ void read_constant(float *to, const float *from) {
+__device__ __forceinline__ void load_read_only(float *to, const float *from) {
     unpack(to, __ldg(reinterpret_cast<const Vector<N> *>(from)));
 }
 
