@@ -200,7 +200,7 @@ class _Device:
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
         Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned={INPUT: flags}).run(threads)
-        self._gpu.pinned_stream.synchronize()
+        cuda.wait("training", self._gpu.pinned_stream)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
