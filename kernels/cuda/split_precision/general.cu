@@ -118,7 +118,7 @@ constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config:
 constexpr int THREADS = 128 * (Config::consumers + 1);
 // A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
 // takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
-// Ping-pong consumers are ordered: each begins its products when the one before has its last stage, so that the
+// Ping-pong consumers are ordered: each begins its products when the one before has issued its last, so that the
 // epilogue of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
@@ -146,9 +146,9 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
              number += TILES_IN_FLIGHT * gridDim.x, i += TILES_IN_FLIGHT) {
             const Tile tile = Tile(number).of(consumer);
             const auto begin_products = [&](Accumulators &sums, int which, int step) {
+                multiply_stage(sums, pipeline, which, step, consumer);
                 if (Config::ping_pong && step == K_TILES - 1 && threadIdx.x % 128 == 0)
                     mbarrier_arrive(pipeline.turns + (consumer + 1) % Config::consumers);
-                multiply_stage(sums, pipeline, which, step, consumer);
                 if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
             };
             if (!PREPARES_LATE) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
