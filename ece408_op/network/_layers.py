@@ -1,4 +1,4 @@
-"""The layers with weights: Convolution and New, FullyConnected, BatchNorm; and L2Normalization.
+"""The layers with weights: Convolution and New, Deconvolution, FullyConnected, BatchNorm; and L2Normalization.
 
 B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows and columns of a filter
 """
@@ -79,7 +79,11 @@ class Convolution(Operator):
         scale, shift = self.norm.factors(self.norm_inputs(inputs))
         if not self.no_bias:
             shift = shift + inputs[2] * scale
-        return (inputs[1] * scale.reshape(-1, 1, 1, 1)).astype(np.float32), shift.astype(np.float32)
+        return self._scaled(inputs[1], scale).astype(np.float32), shift.astype(np.float32)
+
+    def _scaled(self, w: Any, scale: Any) -> Any:
+        """Return the filters times the factor of each channel of the output."""
+        return w * scale.reshape(-1, 1, 1, 1)
 
     def norm_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return gamma, beta, mean and variance among the inputs."""
@@ -105,6 +109,40 @@ class New(Convolution):
             raise Unsupported(f"{name}: expected the GPU, got {got}; load or replace the layer with device='gpu'")
         own = {one.name: getattr(given, one.name) for one in fields(cls) if hasattr(given, one.name)}
         return cls(op, **own)
+
+
+@dataclass(frozen=True)
+class Deconvolution(Convolution):
+    """The data gradient of a Convolution with w (C, M / G, K, L): x is the gradient to that one's output; then a bias.
+
+    MXNet's Deconvolution, Gluon's Conv2DTranspose. ``adj`` rows and columns are added at the output's end;
+    ``target_shape``, if it is given, is the output's rows and columns, and decides ``pad`` and ``adj``.
+    """
+
+    names = ("Deconvolution",)
+    no_bias: bool = flag(True)
+    adj: tuple[int, int] = pair(0)
+    target_shape: tuple[int, int] = pair(0)
+
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if not all(output[1:]):
+            raise Unsupported(f"pad, target_shape: expected an output of some pixels, got {output[2:]}")
+
+    def problem(self, x: Shape) -> ConvProblem:
+        axes = zip(x[2:], self.stride, self.dilate, self.kernel)
+        covered = [(length - 1) * stride + dilate * (size - 1) + 1 for length, stride, dilate, size in axes]
+        pad: Shape = self.pad
+        image: Shape = self.target_shape
+        if any(image):
+            pad = tuple((whole - inner + 1) // 2 for whole, inner in zip(covered, image))
+        else:
+            image = tuple(whole - 2 * outer + added for whole, outer, added in zip(covered, pad, self.adj))
+        y = (x[0], self.num_filter, *image)
+        return _problem(y, x[1], *self.kernel, self.stride, pad, self.dilate, self.num_group).data_gradient
+
+    def _scaled(self, w: Any, scale: Any) -> Any:
+        grouped = w.reshape(self.num_group, -1, *w.shape[1:])
+        return (grouped * scale.reshape(self.num_group, 1, -1, 1, 1)).reshape(w.shape)
 
 
 @dataclass(frozen=True)

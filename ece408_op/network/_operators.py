@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from ._definition import Operator, Unsupported
 from ._elementwise import Activation, Arithmetic, Clip, Function, LeakyReLU, Sum, WithScalar
-from ._layers import BatchNorm, Convolution, FullyConnected, L2Normalization, New
+from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, L2Normalization, New
 from ._moving import OneLong, Part, Resampling, UpSampling
 from ._pooling import Pooling
 from ._shaping import Concat, Dropout, Flatten, Identity, Reduction, Reshape, Softmax, SoftmaxOutput, Transpose
 
 _CLASSES: tuple[type[Operator], ...] = (
-    *(Convolution, New, FullyConnected, BatchNorm, L2Normalization, Pooling),
+    *(Convolution, New, Deconvolution, FullyConnected, BatchNorm, L2Normalization, Pooling),
     *(Activation, LeakyReLU, Clip, Function, WithScalar, Arithmetic, Sum),
     *(Identity, Flatten, Dropout, Reshape, OneLong, Transpose, Concat, Part, UpSampling, Resampling),
     *(Reduction, Softmax, SoftmaxOutput),

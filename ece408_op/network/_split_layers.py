@@ -23,7 +23,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 from ._definition import Operator, Shape
 from ._elementwise import Activation, Clip
 from ._formats import SCALE_BYTES, Form, Join, Split, SplitArray, image_shape, split_bytes
-from ._layers import BatchNorm, Convolution, FullyConnected
+from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected
 from ._passes import ACTIVATIONS
 from ._pooling import Pooling
 from ._schedule import Call, Computation, ProgramComputation, arrays_of, in_order
@@ -45,7 +45,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
     followed = _activation(operator) or node.epilogue
     if followed not in _FOLLOWING or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
-    if split_passes.reasons(image_shape(x), image_shape(output)):
+    if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
     if isinstance(operator, (Convolution, FullyConnected)):
         problem = problem_of(operator, x)

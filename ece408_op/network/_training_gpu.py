@@ -16,7 +16,7 @@ from ece408_op.runtime import cuda
 from ._definition import Trained
 from ._elementwise import Activation, Arithmetic
 from ._gpu import Chooser
-from ._layers import BatchNorm, Convolution
+from ._layers import BatchNorm, Convolution, Deconvolution
 from ._meeting import Member
 from ._passes import pool
 from ._pooling import Pooling
@@ -87,7 +87,10 @@ class GpuOperators:
         self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]
     ) -> Sequence[Any]:
         (x, w, *bias), problem = given.inputs, node.operator.problem(given.inputs[0].shape)
-        runs = ((problem.data_gradient, (gradient, w), x), (problem.weight_gradient, (x, gradient), w))
+        to_data, images = problem.data_gradient, (x, gradient)
+        if isinstance(node.operator, Deconvolution):
+            to_data, images = problem.convolution, (gradient, x)
+        runs = ((to_data, (gradient, w), x), (problem.weight_gradient, images, w))
         found: list[Any] = [None] * len(wanted)
         for number, (one, operands, like) in enumerate(runs):
             if wanted[number]:

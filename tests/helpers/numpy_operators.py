@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ece408_op.core import reference
 from ece408_op.network._definition import Arrays, Operator
 from ece408_op.network._elementwise import ACTIVATIONS, Activation
-from ece408_op.network._layers import BatchNorm, Convolution, channels_second
+from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, channels_second
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._updates import Adam
 
@@ -99,6 +99,17 @@ def _(operator: Convolution, given, gradient, wanted):
     exact = (
         reference.convolve(gradient, w, problem.data_gradient),
         reference.convolve(x, gradient, problem.weight_gradient),
+        gradient.sum((0, 2, 3), dtype=np.float64),
+    )
+    return [one.astype(np.float32) if asked else None for one, asked in zip(exact, wanted)]
+
+
+@_gradients.register
+def _(operator: Deconvolution, given, gradient, wanted):
+    (x, w, *_), problem = given.inputs, operator.problem(given.inputs[0].shape)
+    exact = (
+        reference.convolve(gradient, w, problem.convolution),
+        reference.convolve(gradient, x, problem.weight_gradient),
         gradient.sum((0, 2, 3), dtype=np.float64),
     )
     return [one.astype(np.float32) if asked else None for one, asked in zip(exact, wanted)]

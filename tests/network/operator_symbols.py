@@ -1,4 +1,4 @@
-"""Symbols of operators that move or resample values, and of mx.np's names, for the tests of outputs and gradients."""
+"""Symbols of operators that move or resample values and of mx.np's names, for the tests of outputs and gradients."""
 
 from __future__ import annotations
 
@@ -28,6 +28,28 @@ def resampled(size, kind):
     if kind == "mean":
         return S.contrib.AdaptiveAvgPooling2D(data, output_size=size[:1] if size[0] == size[1] else size)
     return S.contrib.BilinearResize2D(data, height=size[0], width=size[1], align_corners=kind == "corners")
+
+
+def deconvolution(image, filters, groups, bias, adj, target, sizes):
+    """Return a Deconvolution of images of some rows and columns, None if it has no output.
+
+    adj: at most, since MXNet takes less than the stride. target: give ``target_shape``. MXNet with oneDNN computes that
+    only with the ``pad`` that follows from it, so ``adj`` is at most 1 then, and 0 without a ``pad``.
+    """
+    most = [min(s - 1, p, 1) if target else s - 1 for s, p in zip(sizes["stride"], sizes["pad"])]
+    adj = [min(each, limit) for each, limit in zip(adj, most)]
+    axes = zip(image, sizes["kernel"], sizes["stride"], sizes["pad"], sizes["dilate"], adj)
+    output = [(n - 1) * stride + dilate * (k - 1) + 1 - 2 * pad + added for n, k, stride, pad, dilate, added in axes]
+    if min(output) < 1:
+        return None
+    words = {
+        "adj": adj,
+        **sizes,
+        "num_group": groups,
+        "no_bias": not bias,
+        **({"target_shape": output} if target else {}),
+    }
+    return S.Deconvolution(data, num_filter=filters * groups, **words)
 
 
 #: Kinds of ``resampled``.

@@ -92,7 +92,7 @@ def test_shapes_that_do_not_fit(given_, message):
 
 def test_everything_unsupported_is_named():
     """By node, operator and attribute, all in one error that says what to do."""
-    x = S.Deconvolution(data, kernel=(2, 2), num_filter=2, name="up")
+    x = S.Deconvolution(S.LRN(data, nsize=3, name="local"), kernel=(2,), num_filter=2, name="up")
     x = S.Pooling(x, kernel=(2, 2), pool_type="lp", p_value=2, name="norms")
     x = S.Convolution(x, kernel=(1, 1, 1), num_filter=2, name="deep")
     x = S.Convolution(x, kernel=(1, 1), num_filter=2, layout="NHWC", name="last")
@@ -100,8 +100,9 @@ def test_everything_unsupported_is_named():
     with pytest.raises(GraphError) as caught:
         ece408_op.gpu_network(S.dot(S.Custom(x, op_type="New", kernel=(2, 2), name="new"), data, name="dot"), {})
     assert str(caught.value) == (
-        "network: expected nodes that gpu_network supports, got 8 that it does not: "
-        "'up' (Deconvolution): unsupported operator; "
+        "network: expected nodes that gpu_network supports, got 9 that it does not: "
+        "'local' (LRN): unsupported operator; "
+        "'up' (Deconvolution): kernel: expected rows and columns, two whole numbers, got (2,); "
         "'norms' (Pooling): pool_type: expected one of max, avg, sum, got lp; "
         "'deep' (Convolution): kernel: expected rows and columns, two whole numbers, got (1, 1, 1); "
         "'last' (Convolution): layout: expected NCHW, got NHWC; "

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from network_case import WAYS, mx, mxnets, ours, require, values
-from operator_symbols import KINDS, NUMPY, moved, resampled
+from operator_symbols import KINDS, NUMPY, deconvolution, moved, resampled
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
@@ -101,6 +101,19 @@ def test_convolution(way, batch, groups, channels, filters, image, bias, act, si
     symbol = S.Convolution(data, num_filter=filters * groups, num_group=groups, no_bias=not bias, **sizes)
     symbol = S.Activation(symbol, act_type="relu") if act else symbol
     check_outputs(symbol, {"data": (batch, channels * groups, *image)}, way, channels * kernel[0] * kernel[1] + 1)
+
+
+@covers("Deconvolution")
+@pytest.mark.parametrize("way", WAYS)
+@given(adj=padding, target=flag, norm=flag, act=flag, **CONVOLUTIONS)
+@examples(60)
+def test_deconvolution(way, batch, groups, channels, filters, image, bias, adj, target, norm, act, sizes):
+    symbol = deconvolution(image, filters, groups, bias, adj, target, sizes)
+    assume(symbol is not None)
+    symbol = S.BatchNorm(symbol, fix_gamma=False) if norm else symbol
+    symbol = S.Activation(symbol, act_type="relu") if act else symbol
+    terms = channels * sizes["kernel"][0] * sizes["kernel"][1] + 1
+    check_outputs(symbol, {"data": (batch, channels * groups, *image)}, way, terms + norm)
 
 
 @pytest.mark.parametrize("way", WAYS)

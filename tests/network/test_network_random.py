@@ -26,6 +26,13 @@ def convolution(stream, x, channels):
     return S.Convolution(x, num_filter=filters, **options, **sizes)
 
 
+def deconvolution(stream, x, channels):
+    stride, groups = pair(stream, 1, 3), int(stream.choice([1, channels]))
+    sizes = {"kernel": pair(stream, 1, 4), "stride": stride, "adj": tuple(int(stream.randint(n)) for n in stride)}
+    filters = groups * int(stream.choice([3, 32]) if groups == 1 else 1)
+    return S.Deconvolution(x, num_filter=filters, num_group=groups, no_bias=bool(stream.randint(2)), **sizes)
+
+
 def residual(stream, x, channels):
     stride = pair(stream, 1, 3)
     inner = S.BatchNorm(S.Convolution(x, kernel=(3, 3), pad=(1, 1), stride=stride, num_filter=32), fix_gamma=False)
@@ -57,7 +64,7 @@ def shuffled(stream, x, channels):
 
 
 ONE_INPUT = (
-    *(convolution, convolution, convolution, residual, shared, pooling, shuffled),
+    *(convolution, convolution, convolution, residual, shared, pooling, shuffled, deconvolution),
     lambda stream, x, channels: S.UpSampling(x, scale=2, sample_type="nearest"),
     lambda stream, x, channels: S.BatchNorm(x, fix_gamma=bool(stream.randint(2))),
     lambda stream, x, channels: S.Activation(x, act_type=str(stream.choice(["relu", "tanh", "sigmoid"]))),

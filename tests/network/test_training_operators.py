@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from network_case import mx, ndarrays, values
-from operator_symbols import KINDS, NUMPY, moved, resampled
+from operator_symbols import KINDS, NUMPY, deconvolution, moved, resampled
 from test_network_operators import (
     CONVOLUTIONS,
     FUNCTION,
@@ -16,6 +16,7 @@ from test_network_operators import (
     UNARY,
     examples,
     flag,
+    padding,
     poolings,
     shape,
     side,
@@ -26,7 +27,7 @@ from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError
 from ece408_op.network._definition import Operator
 from ece408_op.network._elementwise import Activation
-from ece408_op.network._layers import BatchNorm, Convolution, New
+from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, New
 from ece408_op.network._operators import OPERATORS
 from ece408_op.network._pooling import Pooling
 
@@ -114,6 +115,16 @@ def test_convolution(way, batch, groups, channels, filters, image, bias, sizes):
     assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(image, sizes["pad"], sizes["dilate"], kernel)))
     symbol = S.Convolution(data, num_filter=filters * groups, num_group=groups, no_bias=not bias, **sizes)
     check(symbol, {"data": (batch, channels * groups, *image)}, batch * image[0] * image[1] + channels * 9)
+
+
+@given(adj=padding, target=flag, **CONVOLUTIONS)
+@examples(40)
+def test_deconvolution(batch, groups, channels, filters, image, bias, adj, target, sizes):
+    symbol = deconvolution(image, filters, groups, bias, adj, target, sizes)
+    assume(symbol is not None)
+    terms = batch * image[0] * image[1] + max(channels, filters) * 9
+    # MXNet ignores dilation in float64.
+    check(symbol, {"data": (batch, channels * groups, *image)}, terms, smooth=sizes["dilate"] == (1, 1))
 
 
 @given(sizes=shape, hidden=st.integers(1, 9), bias=flag, flatten=flag)
@@ -325,5 +336,5 @@ def test_an_operator_without_a_gradient_is_refused(symbol, reason):
 
 
 def test_every_operator_has_a_gradient():
-    launched = {Convolution, New, BatchNorm, Pooling, Activation}
+    launched = {Convolution, New, Deconvolution, BatchNorm, Pooling, Activation}
     assert {kind for kind in OPERATORS.values() if kind.gradients is Operator.gradients} == launched
