@@ -19,9 +19,10 @@ from ._updates import Update
 
 @dataclass
 class Operands:
-    """What an update's kernel has besides the parameters, and ``rows``, its array of all addresses and factors.
+    """The operands of an update's kernel but its parameters, and ``rows``, its array of all addresses and factors.
 
-    The next update of the same parameters often has the same ones, since repeated passes leave gradients in one place.
+    The next update of the same parameters often has the same ones, since repeated passes leave gradients at the same
+    addresses.
     """
 
     gradients: Sequence[Callable[[], Any]]

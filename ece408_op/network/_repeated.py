@@ -31,6 +31,8 @@ class Pass:
 
     def __init__(self, passes: Passes, shapes: Sequence[Shape]) -> None:
         self._passes, self._shapes, self._inputs = passes, shapes, list[Any]()
+        #: Memory on the host for its inputs, if they are queued before the pass that they follow ends.
+        self.pinned: Sequence[np.ndarray] = ()
         self._graph: Any = None
         self._found: Any = None
         #: NCCL's group, part of whose work is in the graph, if any.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -61,7 +62,7 @@ def step(
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     copies = list(map(there, packings[0].large(inputs)))
     sides = {INPUT: (packings[0], inputs), OUTPUT: (packings[1], outputs)}
-    # What has the small arrays is pinned.
+    # The flat arrays of small ones are pinned memory.
     pinned = {
         role: [*side.large(pinned.get(role, [False] * len(arrays))), True] for role, (side, arrays) in sides.items()
     }
@@ -123,8 +124,12 @@ def _memory(gpu: Gpu, use: str, shape: Shape) -> np.ndarray:
     """Return a flat array on the host, which stays until the next call for that use; the caller has the GPU's lock."""
     known = _memories.setdefault(gpu, {})
     if use not in known or known[use].size < shape[0]:
-        known[use] = np.frombuffer(gpu.pinned(ITEM_BYTES * shape[0]), np.float32, shape[0])
+        known[use] = _pinned(gpu, shape)
     return known[use][: shape[0]]
+
+
+def _pinned(gpu: Gpu, shape: Shape) -> np.ndarray:
+    return np.frombuffer(gpu.pinned(ITEM_BYTES * prod(shape)), np.float32, prod(shape)).reshape(shape)
 
 
 def _make_room(gpu: Gpu, passes: Passes | None) -> None:
@@ -252,9 +257,12 @@ def queue_backward(
         stage = one.stage
     if (member.least(stage) if member else stage) < 2:
         return None
-    flat = np.empty(packing.shapes[-1], np.float32)
-    packing.copy_small(given, flat)
-    for target, array in zip(one.inputs, [*packing.large(given), flat]):
+    if not one.pinned:
+        one.pinned = [_pinned(gpu, shape) for shape in packing.shapes]
+    for array, label in zip(one.pinned, packing.large(given)):
+        array[...] = label
+    packing.copy_small(given, one.pinned[-1])
+    for target, array in zip(one.inputs, one.pinned):
         target.set(array)
     return Ahead(kind, given, one.again(gpu.stream, member))
 

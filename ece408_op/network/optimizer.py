@@ -42,7 +42,7 @@ class State:
         self._gpu: Gpu | None = None
         #: The parameter as the last update left it, and where that and its gradient were.
         self.kept = Kept()
-        self.place: trainer.HostArrays | None = None
+        self.host: trainer.HostArrays | None = None
         #: What pins the parameter, and the address of that.
         self._pinned: tuple[int, Pinned | None] = 0, None
         #: The gradient of the last update, its count of writes, and that count then.
@@ -62,9 +62,9 @@ class State:
         return self._arrays
 
     def pin(self, parameter: Any) -> None:
-        """Pin the parameter, MXNet's array at ``place``, at its second update."""
-        assert self.place, "the caller is its update"
-        address, size = self.place.addresses[0], self.place.parameter.nbytes
+        """Pin the parameter, MXNet's array in ``host``, at its second update."""
+        assert self.host, "the caller is its update"
+        address, size = self.host.addresses[0], self.host.parameter.nbytes
         if self._pinned[0] != address:
             self._pinned = address, None
         elif self._pinned[1] is None:
@@ -100,11 +100,11 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
     return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
 
 
-def _place(state: State, parameter: int, gradient: int) -> trainer.HostArrays:
-    """Return the place of a parameter and its gradient at these addresses; to make one takes microseconds."""
-    if state.place is None or state.place.addresses != (parameter, gradient):
-        state.place = trainer.host_arrays_of(parameter, gradient, state.shape)
-    return state.place
+def _host(state: State, parameter: int, gradient: int) -> trainer.HostArrays:
+    """Return the arrays of a parameter and its gradient at these addresses; to make one takes microseconds."""
+    if state.host is None or state.host.addresses != (parameter, gradient):
+        state.host = trainer.host_arrays_of(parameter, gradient, state.shape)
+    return state.host
 
 
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
@@ -162,7 +162,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             self._examine(weight_, gradient, one)
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        places = [_place(*given) for given in zip(states, _addresses(weights, states), _addresses(gradients, states))]
+        hosts = [_host(*given) for given in zip(states, _addresses(weights, states), _addresses(gradients, states))]
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
@@ -175,7 +175,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             once = [one.written_once(array) for one, array in zip(states, gradients)]
             for one, array in zip(states, weights):
                 one.pin(array)
-            trainer.update(rule, places, states, rates, decays, kept, once)
+            trainer.update(rule, hosts, states, rates, decays, kept, once)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 

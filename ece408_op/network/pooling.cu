@@ -1,11 +1,11 @@
 // Pooling of each plane x (H, W) into y (OH, OW), and its gradient. An activation follows in the same pass.
 //
-// A thread computes one output, or in the gradient a patch of inputs under the same windows; it reads its windows, mostly
-// from L1. Memory bandwidth limits both (below one FLOP per byte). Arrays are float32, NCHW, C-contiguous.
+// A thread computes one output, or in the gradient a patch of inputs under the same windows; it reads its windows,
+// mostly from L1. Memory bandwidth limits both (below one FLOP per byte). Arrays are float32, NCHW, C-contiguous.
 // Constants, defined in front of this text:
 //     INDEX         the type that counts outputs, or patches: 32 bits if they suffice
-//     sizes         HEIGHT, WIDTH, OUTPUT_; ROWS and COLUMNS of a window; STRIDE_, PAD_; WINDOWS_DOWN, _ACROSS: the most
-//                   windows over an input; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
+//     sizes         HEIGHT, WIDTH, OUTPUT_; ROWS and COLUMNS of a window; STRIDE_, PAD_; WINDOWS_DOWN, _ACROSS: the
+//                   most windows over an input; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
 //     MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 //     ACTIVATION(v), and DERIVATIVE(y), its derivative from its output
 //     KEPT          maxima is filled: the row-major number within the window of the first element that is the maximum,
@@ -13,7 +13,8 @@
 
 // The sizes are constants, so that divisions by them are multiplications.
 constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
-constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
+constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS;
+constexpr int pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
 // Whether all windows lie inside the image.
 constexpr bool INSIDE_ROWS = pad_rows == 0 && (OH - 1) * stride_rows + rows <= H;
 constexpr bool INSIDE_COLUMNS = pad_columns == 0 && (OW - 1) * stride_columns + columns <= W;
@@ -38,7 +39,8 @@ __device__ __forceinline__ float counted(int top, int left) {
 extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__ y, MAXIMA_TYPE *maxima,
                                 long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
+        const int top = (int)(i / OW % OH) * stride_rows - pad_rows;
+        const int left = (int)(i % OW) * stride_columns - pad_columns;
         const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * (H * W);
         float result = MAXIMUM ? __int_as_float(0xff800000) : 0.f;
         int found = -1;

@@ -91,7 +91,7 @@ class HostArrays(NamedTuple):
 
 
 def host_arrays_of(parameter: int, gradient: int, shape: Shape) -> HostArrays:
-    """Return the place of a parameter and its gradient at these addresses, of any values where they are empty."""
+    """Return the arrays of a parameter and its gradient at these addresses, of any values where they are empty."""
     if 0 in shape:
         empty = np.empty(shape, np.float32)
         return HostArrays(empty, empty, (parameter, gradient), np.empty(0, np.uint32))
@@ -99,8 +99,8 @@ def host_arrays_of(parameter: int, gradient: int, shape: Shape) -> HostArrays:
     return HostArrays(*views, (parameter, gradient), views[1].reshape(-1).view(np.uint32))
 
 
-#: Gradients on a GPU that an update will read, of each of the last backward passes by the places of all its parameters:
-#: networks whose update never comes do not keep the GPU's memory.
+#: Gradients on a GPU that an update will read, of each of the last backward passes by the addresses of all its
+#: parameters: networks whose update never comes do not keep the GPU's memory.
 pending: Recent[tuple[Addresses, ...], dict[Addresses, Deferred]] = Recent(16)
 
 
@@ -159,7 +159,8 @@ class Trainer:
             if self._repeated:
                 self._repeated.clear()
             raise
-        return passes.holds(found, ahead[0]) if passes else found
+        # Passes that had no room have been computed again, without what was queued behind them.
+        return passes.holds(found, None if passes.refused else ahead[0]) if passes else found
 
     def backward(
         self,
@@ -291,7 +292,7 @@ def trainer_of(text: str, engine: Engine) -> Trainer:
 
 def update(
     rule: Sgd | Adam,
-    places: Sequence[HostArrays],
+    hosts: Sequence[HostArrays],
     states: Sequence[State],
     rates: Sequence[float],
     decays: Sequence[float],
@@ -308,9 +309,9 @@ def update(
     before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
     had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
     """
-    taken = _taken([place.addresses for place in places])
+    taken = _taken([host.addresses for host in hosts])
     found = [
-        one if _is_deferred(one, place.bits, known) else None for one, place, known in zip(taken, places, written_once)
+        one if _is_deferred(one, host.bits, known) else None for one, host, known in zip(taken, hosts, written_once)
     ]
     first = host_context.gpu(0)
     gpus = list(dict.fromkeys(one.gpu if one else first for one in found))
@@ -318,16 +319,16 @@ def update(
     def work(number: int) -> None:
         gpu = gpus[number]
         mine = [number for number, one in enumerate(found) if (one.gpu if one else first) is gpu]
-        here, own_states = [places[n] for n in mine], [states[n] for n in mine]
+        here, own_states = [hosts[n] for n in mine], [states[n] for n in mine]
         there: list[Any] = []
         for n in mine:
             held, deferred = kept[n], found[n]
             there += [held.array if held and held.update.gpu is gpu else None, deferred.gradient if deferred else None]
         last = kept[mine[0]]
         before = last.update if last and _are_same(there[::2], last.update.arrays) else None
-        targets = [place.parameter for place in here]
+        targets = [host.parameter for host in here]
         packing = packing_of(tuple(array.shape for array in targets))
-        pairs = [array for place in here for array in place[:2]]
+        pairs = [array for host in here for array in host[:2]]
         given = [array for array, copy in zip(pairs, there) if copy is None]
         operators = next((one.operators for one in found if one and one.gpu is gpu), None)
         if not operators:
@@ -350,8 +351,8 @@ def update(
             packed, operands = step(gpu, given, targets, compute, packs=False, pinned={OUTPUT: flags})
         with gpu.device:
             update = Updated(gpu, before.arrays if before else packing.unpacked(packed), packed, operands)
-        for place, state, array in zip(here, own_states, update.arrays):
-            state.kept.keep(Held(array, update), place.addresses[0])
+        for host, state, array in zip(here, own_states, update.arrays):
+            state.kept.keep(Held(array, update), host.addresses[0])
 
     on_each(work, [gpu.device.id for gpu in gpus])
 
