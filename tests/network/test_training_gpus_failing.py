@@ -154,9 +154,9 @@ with cupy.cuda.Device(1):
     on, one = cupy.zeros(1, cupy.int32), cupy.ones(1, cupy.int32)
     cupy.cuda.Device(1).synchronize()
 original = passes.TrainingArrays.batch_norm
-def failing(self, norm, inputs, out, member):
-    found = original(self, norm, inputs, out, member)
-    if member.part == 1:
+def failing(self, *given):
+    found = original(self, *given)
+    if given[-1].part == 1:
         trap((1,), (1,), (on,))
     return found
 passes.TrainingArrays.batch_norm = failing
