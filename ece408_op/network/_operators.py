@@ -40,6 +40,7 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
         return Pooling("Pooling", pool_type="avg", global_pool=True)
     if name not in OPERATORS:
         raise Unsupported("unsupported operator")
-    if name != op and name in ("mean", "sum", "max", "min", "Concat") and attrs.get("axis", "None") == "None":
+    no_axes = attrs.get("axis", "None").strip("()[] ") in ("None", "")
+    if name != op and name in ("mean", "sum", "max", "min", "Concat") and no_axes:
         raise Unsupported("axis: expected axes, got none, for which mx.np has another result than mx.nd")
     return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})
