@@ -107,6 +107,10 @@ class Transpose(Operator):
     dim1: int = integer(0)
     dim2: int = integer(0)
 
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if len(set(self._order(len(output)))) != len(output):
+            raise Unsupported(f"axes: expected each of {len(output)} dimensions once, got {self.axes}")
+
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0].transpose(self._order(out.ndim))
 

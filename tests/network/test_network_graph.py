@@ -176,17 +176,18 @@ def test_a_window_of_padding_alone_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("codes", "message"),
+    ("op", "attributes", "message"),
     [
-        ((4, 4), r"'node' \(Reshape\): shape: expected 6 elements, as \(2, 3\) has, got \(4, 4\)"),
-        ((4, -1), r"'node' \(Reshape\): shape: expected 6 elements, as \(2, 3\) has, got \(4, 1\)"),
-        ((-1, -1), "MXNet says: Error in operator node: .*One and only one dim can be inferred"),
-        ((-4, 3, 2, 0), "Split dims 3, 2 do not divide original dim 2"),
-        ((-3, -3), "Error in operator node"),
+        ("reshape", {"shape": (4, 4)}, r"node' \(Reshape\): shape: expected 6 elements, as \(2, 3\) has, got \(4, 4\)"),
+        ("reshape", {"shape": (4, -1)}, r"\(Reshape\): shape: expected 6 elements, as \(2, 3\) has, got \(4, 1\)"),
+        ("reshape", {"shape": (-1, -1)}, "MXNet says: Error in operator node: .*One and only one dim can be inferred"),
+        ("reshape", {"shape": (-4, 3, 2, 0)}, "Split dims 3, 2 do not divide original dim 2"),
+        ("reshape", {"shape": (-3, -3)}, "Error in operator node"),
+        ("transpose", {"axes": (0, 0)}, r"node' \(transpose\): axes: expected each of 2 dimensions once, got \(0, 0\)"),
     ],
 )
-def test_reshapes_that_do_not_fit(codes, message):
-    node, *_ = ece408_op.gpu_network(S.reshape(data, shape=codes, name="node"), {})
+def test_shapes_and_axes_that_do_not_fit(op, attributes, message):
+    node, *_ = ece408_op.gpu_network(getattr(S, op)(data, name="node", **attributes), {})
     with pytest.raises(mx.MXNetError, match=message):
         node.infer_shape(data=(2, 3))
 
