@@ -113,6 +113,10 @@ class LeakyReLU(Operator):
     def used_inputs(self) -> tuple[str, ...]:
         return self.inputs if self.act_type == "prelu" else self.inputs[:1]
 
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if self.act_type == "prelu" and shapes[1] not in ((1,), output[1:2] or output):  # MXNet checks in forward
+            raise Unsupported(f"gamma: expected one slope, or one for each channel of {output}, got shape {shapes[1]}")
+
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, xp = inputs[0], arrays.xp
         if self.act_type == "gelu":

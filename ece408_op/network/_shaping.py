@@ -189,6 +189,10 @@ class Softmax(Operator):
     def logarithm(self) -> bool:
         return self.op == "log_softmax"
 
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if not -len(output) <= self.axis < len(output):  # MXNet checks it where it computes
+            raise Unsupported(f"axis: expected one of {len(output)} dimensions, got {self.axis}")
+
     def row_length(self, x: Shape) -> int | None:
         """Return the elements that are summed, if they lie one after another in memory."""
         return x[-1] if self.axis % len(x) == len(x) - 1 else None

@@ -183,12 +183,21 @@ def test_a_window_of_padding_alone_is_refused():
         ("reshape", {"shape": (-1, -1)}, "MXNet says: Error in operator node: .*One and only one dim can be inferred"),
         ("reshape", {"shape": (-4, 3, 2, 0)}, "Split dims 3, 2 do not divide original dim 2"),
         ("reshape", {"shape": (-3, -3)}, "Error in operator node"),
+        ("softmax", {"axis": 2}, r"node' \(softmax\): axis: expected one of 2 dimensions, got 2"),
+        ("log_softmax", {"axis": -3}, r"node' \(log_softmax\): axis: expected one of 2 dimensions, got -3"),
         ("transpose", {"axes": (0, 0)}, r"node' \(transpose\): axes: expected each of 2 dimensions once, got \(0, 0\)"),
     ],
 )
 def test_shapes_and_axes_that_do_not_fit(op, attributes, message):
     node, *_ = ece408_op.gpu_network(getattr(S, op)(data, name="node", **attributes), {})
     with pytest.raises(mx.MXNetError, match=message):
+        node.infer_shape(data=(2, 3))
+
+
+def test_slopes_for_other_channels_are_refused():
+    symbol = S.LeakyReLU(data, gamma=S.Variable("gamma"), act_type="prelu", name="node")
+    node, *_ = ece408_op.gpu_network(symbol, {"gamma": mx.nd.ones(2)})
+    with pytest.raises(mx.MXNetError, match=r"'node' \(LeakyReLU\): gamma: expected one slope, .* got shape \(2,\)"):
         node.infer_shape(data=(2, 3))
 
 
