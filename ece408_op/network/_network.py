@@ -6,7 +6,6 @@ A value has the number of the node that computes it, or of its variable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -16,6 +15,7 @@ from ece408_op.errors import GraphError
 from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
 from ece408_op.plugin.attributes import integers
 from ece408_op.plugin.mxnet_errors import sentence_of
+from ece408_op.runtime.thread_pool import elsewhere
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
@@ -173,11 +173,10 @@ def _text(graph: Graph) -> str:
 def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
     """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers.
 
-    In a thread of its own: MXNet's functions have memory for results per thread, and one that infers the shapes of a
-    whole network may be the caller.
+    In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
+    network may be the caller.
     """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_infer, text, data).result()
+    return elsewhere(lambda: _infer(text, data))
 
 
 def _infer(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:

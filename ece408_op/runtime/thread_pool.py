@@ -1,7 +1,7 @@
-"""A pool of threads that share the parts of one call.
+"""A pool of threads that share the parts of one call, and one for work that the calling thread must not do.
 
-Several threads may call at the same time. A caller works on parts too, and waits only for parts that a helper has
-begun; so a call also ends where no helper is left: while the interpreter exits, or in a forked child.
+Several threads may call at the same time. A caller of ``share`` works on parts too, and waits only for parts that a
+helper has begun; so a call also ends where no helper is left: while the interpreter exits, or in a forked child.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import os
 import threading
 from collections import deque
 from queue import SimpleQueue
-from typing import Callable
+from typing import Callable, TypeVar
 
 #: Operations for which waking a thread pays off: about 20 microseconds of the fastest kernel, as long as waking takes.
 THREAD_FLOPS = 4_000_000
+
+_Result = TypeVar("_Result")
 
 
 class _Call:
@@ -36,6 +38,16 @@ class _Call:
                 self.results.put(error)
             else:
                 self.results.put(None)
+
+    def wait(self, parts: int) -> None:
+        """Wait until that many parts are done; raises the error of one."""
+        errors = [error for error in (self.results.get() for _ in range(parts)) if error is not None]
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            # The error refers to this frame: a cycle would keep all that its traceback has.
+            errors.clear()
 
 
 class _Helpers:
@@ -67,7 +79,8 @@ class _Helpers:
                 self.asked -= 1
 
 
-_helpers = _Helpers()
+#: Helpers of ``share``, and of ``elsewhere``, where callers do nothing.
+_helpers, _others = _Helpers(), _Helpers()
 
 
 def share(work: Callable[[int], None], parts: int, threads: int) -> None:
@@ -82,13 +95,22 @@ def share(work: Callable[[int], None], parts: int, threads: int) -> None:
     call = _Call(work, parts)
     _helpers.ask(call, min(threads, parts) - 1)
     call.help()
-    errors = [error for error in (call.results.get() for _ in range(parts)) if error is not None]
-    try:
-        if errors:
-            raise errors[0]
-    finally:
-        # The error refers to this frame: a cycle would keep all that its traceback has.
-        errors.clear()
+    call.wait(parts)
+
+
+def elsewhere(work: Callable[[], _Result]) -> _Result:
+    """Return work(), or raise its error, from another thread; ``work`` must not call this function.
+
+    The thread remains for later calls, also while the interpreter exits, when Python 3.12 starts none: RuntimeError
+    then, if there was no call before.
+    """
+    found: list[_Result] = []
+    call = _Call(lambda _: found.append(work()), 1)
+    _others.ask(call, 1)
+    if not _others.threads:
+        raise RuntimeError("expected another thread, got none: none can be started, as while the interpreter exits")
+    call.wait(1)
+    return found[0]
 
 
 def thread_count(flops: int) -> int:
@@ -107,12 +129,13 @@ def alone() -> bool:
 
     Threads that Python did not start, such as those of MXNet's Custom operators, are never alone.
     """
-    return threading.get_ident() == threading.main_thread().ident and threading.active_count() - _helpers.threads <= 1
+    others = threading.active_count() - _helpers.threads - _others.threads
+    return threading.get_ident() == threading.main_thread().ident and others <= 1
 
 
 def _forget() -> None:
-    global _helpers  # noqa: PLW0603 - a forked child has none of its parent's threads
-    _helpers = _Helpers()
+    global _helpers, _others  # a forked child has none of its parent's threads
+    _helpers, _others = _Helpers(), _Helpers()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,12 +1,14 @@
 """gpu_network through MXNet's entry points, on NumPy and on a GPU: Module, executors, SymbolBlock, threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import network_fake
 import numpy as np
 import pytest
 from network_case import mx, mxnets, ndarrays, ours, text_of, values
+from process import printed
 
 import ece408_op
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
@@ -156,6 +158,28 @@ def test_eight_threads_at_once():
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
+
+
+AT_EXIT = """
+import atexit
+import network_fake
+import numpy as np
+from network_case import mx, mxnets, ndarrays, values
+import ece408_op
+
+fake = network_fake.installed()
+fake.__enter__()
+symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
+args, _ = values(symbol, {"data": (300, 20)})
+(expected,) = mxnets(symbol, args, {})
+node, params, _ = ece408_op.gpu_network(symbol, ndarrays({k: v for k, v in args.items() if k != "data"}), {})
+executor = node.bind(mx.cpu(), {**params, "data": mx.nd.array(args["data"])}, grad_req="null")
+atexit.register(lambda: print(np.abs(executor.forward()[0].asnumpy() - expected).max() < 1e-5))
+"""
+
+
+def test_a_first_call_while_the_interpreter_exits():
+    assert printed("-c", AT_EXIT, first=[Path(__file__).parent]) == "True\n"
 
 
 def images_per_chunk():

@@ -9,8 +9,9 @@ import time
 import weakref
 
 import pytest
+from process import printed
 
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import elsewhere, share
 
 
 def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
@@ -93,3 +94,29 @@ def test_an_error_keeps_nothing_without_a_garbage_collection():
         assert [one() for one in kept] == [None, None]
     finally:
         gc.enable()
+
+
+def test_work_elsewhere_raises_its_error():
+    with pytest.raises(ZeroDivisionError):
+        elsewhere(lambda: 1 // 0)
+    assert elsewhere(lambda: 1 // 1) == 1
+
+
+ELSEWHERE = """
+import atexit, threading
+from ece408_op.runtime.thread_pool import alone, elsewhere
+
+thread = elsewhere(threading.get_ident)
+assert thread != threading.get_ident()
+assert alone()
+
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading.Thread.start = refuse  # as in Python 3.12 and later while the interpreter exits
+atexit.register(lambda: print(elsewhere(threading.get_ident) == thread))
+"""
+
+
+def test_the_thread_elsewhere_is_no_disturbance_and_also_works_at_exit():
+    assert printed("-c", ELSEWHERE) == "True\n"
