@@ -90,7 +90,8 @@ class Reference:
             return np.unique(np.linspace(0, count - 1, chosen).round().astype(int))
 
         self._problem = self._part = problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
-        #: Of the output's first axes, the indices that are compared; and images whose outputs may not be finite.
+        #: Of the output's first axes, the indices that are compared; and those of the first whose outputs, if they are
+        #: not compared, may be infinite or NaN.
         self._axes: list[np.ndarray] = [np.arange(problem.shapes[2][0])]
         self._unknown: np.ndarray = np.zeros(0, int)
         if not isinstance(problem, WeightGradient):
@@ -101,6 +102,8 @@ class Reference:
             x, self._part = x[self._axes[0]], problem.with_batch(len(self._axes[0]))
         elif images is not None and problem.groups == 1:
             filters, channels = self._axes = [some(problem.filters), some(problem.channels)]
+            if not (np.isfinite(x).all() and np.isfinite(w).all()):
+                self._unknown = np.arange(problem.filters)
             x, w = x[:, channels], w[:, filters]
             self._part = replace(problem, filters=len(filters), channels=len(channels))
         self._x, self._w = _numpy(x), _numpy(w)
@@ -189,7 +192,7 @@ def compare(
         x: the input, (B, C, H, W), float32.
         w: the filters, (M, C, K, K), float32.
         kernel: the kernel that computed out.
-        images: the number of images to compare; see ``Reference``.
+        images: the number of images to compare; see ``Reference``. A weight gradient is compared as a whole.
         least: an absolute error to add to every element's bound.
         problem: the problem, by default the plain convolution of x and w. For a gradient, x, w and out are the
             problem's operands in their order.
@@ -198,6 +201,7 @@ def compare(
         ProblemError: the shapes of x and w are not those of a convolution.
         ValueError: out does not have the shape of the result.
     """
+    images = None if isinstance(problem, WeightGradient) else images
     return Reference(x, w, images, problem).compare(out, kernel, least)
 
 

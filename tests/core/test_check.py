@@ -111,3 +111,31 @@ def test_a_transform_errs_by_a_share_of_the_largest_value_in_its_map(case, facto
     assert compare(out, x, w, cudnn.KERNEL).passed is right
     assert not compare(out, x, w, KERNEL).passed
     assert (compare(out, x, w, cudnn.KERNEL).scaled <= share) is right
+
+
+@pytest.fixture
+def weight_gradient():
+    random = np.random.RandomState(0)
+    problem = ConvProblem(6, 3, 9, 8, 4, 3).weight_gradient
+    return *(random.randn(*shape).astype(np.float32) for shape in problem.shapes[:2]), problem
+
+
+@pytest.mark.parametrize("operand", [0, 1])
+def test_infinities_of_filters_and_channels_that_are_not_compared_are_right_where_an_operand_has_them(
+    weight_gradient, operand
+):
+    *operands, problem = weight_gradient
+    operands[operand][4, 1, 4, 4] = np.inf
+    out = reference.convolve(*operands, problem).astype(np.float32)
+    assert not np.isfinite(out[1:3, 1]).all()
+    assert np.isfinite(out[[0, 3]][:, [0, 2]]).all()
+    found = check.Reference(*operands, 2, problem).compare(out)
+    assert (found.passed, found.holes, found.compared) == (True, 0, 36)
+
+
+def test_a_weight_gradient_is_compared_as_a_whole(weight_gradient):
+    *operands, problem = weight_gradient
+    out = reference.convolve(*operands, problem).astype(np.float32)
+    out[1, 1, 1, 1] += 1
+    found = compare(out, *operands, KERNEL, images=2, problem=problem)
+    assert (found.index, found.wrong, found.compared) == ((1, 1, 1, 1), 1, out.size)
