@@ -14,6 +14,9 @@ from ece408_op.problem import ConvProblem, WeightGradient
 from . import reference
 from .kernel import SMALLEST32, Kernel, float32_bound
 
+#: The most bytes that the windows and the results, in float64, of the images take that ``compare`` has at a time.
+STEP_BYTES = 32 << 20
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -85,23 +88,18 @@ class Reference:
     """
 
     def __init__(self, x: Any, w: Any, images: int | None = None, problem: ConvProblem | None = None) -> None:
-        def some(count: int) -> np.ndarray:
-            chosen = count if images is None else min(images, count)
-            return np.unique(np.linspace(0, count - 1, chosen).round().astype(int))
-
         self._problem = self._part = problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
         #: Of the output's first axes, the indices that are compared; and those of the first whose outputs, if they are
         #: not compared, may be infinite or NaN.
         self._axes: list[np.ndarray] = [np.arange(problem.shapes[2][0])]
         self._unknown: np.ndarray = np.zeros(0, int)
         if not isinstance(problem, WeightGradient):
-            self._axes = [some(problem.batch)]
+            self._axes = [_spread(problem.batch, images)]
             if len(self._axes[0]) < problem.batch:
-                finite = np.isfinite(x).all(axis=(1, 2, 3)) & np.isfinite(w).all()
-                self._unknown = np.flatnonzero(~_numpy(finite))
+                self._unknown = _unknown_images(x, w)
             x, self._part = x[self._axes[0]], problem.with_batch(len(self._axes[0]))
         elif images is not None and problem.groups == 1:
-            filters, channels = self._axes = [some(problem.filters), some(problem.channels)]
+            filters, channels = self._axes = [_spread(n, images) for n in (problem.filters, problem.channels)]
             if not (np.isfinite(x).all() and np.isfinite(w).all()):
                 self._unknown = np.arange(problem.filters)
             x, w = x[:, channels], w[:, filters]
@@ -117,7 +115,7 @@ class Reference:
         Without a kernel, the bound is that of a float32 sum.
         """
         if out.shape != self._problem.shapes[2]:
-            raise ValueError(f"out: expected shape {self._problem.shapes[2]} for {self._problem}, got {out.shape}")
+            raise ValueError(_misshapen(out, self._problem))
         got, expected = _numpy(out[np.ix_(*self._axes)]), self._exact
         if not got.size:
             return Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
@@ -131,7 +129,7 @@ class Reference:
         if not (np.isfinite(share.max()) and np.isfinite(scaled.max())):
             self._decide_odd(got, share, scaled)
         worst = np.unravel_index(int(np.argmax(share)), share.shape)
-        holes = self._holes(out) if got.size < out.size else 0
+        holes = _holes(out, self._axes, self._unknown) if got.size < out.size else 0
         return Comparison(
             worst=float(share[worst]),
             scaled=math.inf if holes else float(scaled.max()),
@@ -165,14 +163,6 @@ class Reference:
             self._magnitudes[key] = np.where(np.isfinite(sums), sums, self._magnitude()) if key else sums
         return self._magnitudes[key]
 
-    def _holes(self, out: Any) -> int:
-        if math.isfinite(out.min()) and math.isfinite(out.max()):
-            return 0  # without the memory of a mask
-        finite = np.isfinite(out)
-        finite[np.ix_(*self._axes)] = True
-        finite[self._unknown] = True
-        return finite.size - int(finite.sum())
-
 
 def compare(
     out: np.ndarray,
@@ -201,8 +191,52 @@ def compare(
         ProblemError: the shapes of x and w are not those of a convolution.
         ValueError: out does not have the shape of the result.
     """
-    images = None if isinstance(problem, WeightGradient) else images
-    return Reference(x, w, images, problem).compare(out, kernel, least)
+    problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
+    if isinstance(problem, WeightGradient):
+        return Reference(x, w, problem=problem).compare(out, kernel, least)
+    if out.shape != problem.shapes[2]:
+        raise ValueError(_misshapen(out, problem))
+    chosen, found = _spread(problem.batch, images), []
+    # A group of images at a time: the float64 arrays of all of them would take gigabytes.
+    taps = problem.channels * problem.kernel * problem.kernel_width
+    values = taps * problem.output_height * problem.output_width + math.prod(out.shape[1:])
+    step = max(1, STEP_BYTES // max(1, 8 * values))
+    for first in range(0, max(1, len(chosen)), step):
+        group = chosen[first : first + step]
+        this = Reference(x[group], w, problem=problem.with_batch(len(group))).compare(out[group], kernel, least)
+        found.append(replace(this, index=(int(group[this.index[0]]), *this.index[1:])) if this.compared else this)
+    holes = _holes(out, [chosen], _unknown_images(x, w)) if len(chosen) < problem.batch else 0
+    return replace(
+        max(found, key=lambda this: this.worst),
+        scaled=math.inf if holes else max(this.scaled for this in found),
+        wrong=sum(this.wrong for this in found),
+        compared=sum(this.compared for this in found),
+        holes=holes,
+    )
+
+
+def _spread(count: int, most: int | None) -> np.ndarray:
+    """Return ``most`` of the indices below ``count``, evenly spread with the first and the last; by default all."""
+    return np.unique(np.linspace(0, count - 1, count if most is None else min(most, count)).round().astype(int))
+
+
+def _unknown_images(x: Any, w: Any) -> np.ndarray:
+    """Return the images whose outputs may be infinite or NaN, since an operand is."""
+    return np.flatnonzero(~_numpy(np.isfinite(x).all(axis=(1, 2, 3)) & np.isfinite(w).all()))
+
+
+def _holes(out: Any, axes: list[np.ndarray], unknown: np.ndarray) -> int:
+    """Count what is not finite outside the indices ``axes`` of the first axes, and ``unknown`` of the first one."""
+    if math.isfinite(out.min()) and math.isfinite(out.max()):
+        return 0  # without the memory of a mask
+    finite = np.isfinite(out)
+    finite[np.ix_(*axes)] = True
+    finite[unknown] = True
+    return finite.size - int(finite.sum())
+
+
+def _misshapen(out: Any, problem: ConvProblem) -> str:
+    return f"out: expected shape {problem.shapes[2]} for {problem}, got {out.shape}"
 
 
 def _numpy(array: Any) -> np.ndarray:

@@ -85,6 +85,28 @@ def test_a_sample_compares_first_and_last_and_finds_holes_between(case):
         assert not compare(wrong, x, w, KERNEL, images=2).passed
 
 
+@pytest.mark.parametrize("images", [None, 4])
+def test_groups_of_images_are_found_as_one(case, images, monkeypatch):
+    x, w, out = case
+    out[2, 1, 1, 1] = 100
+    out[5, 2, 3, 4] = 1000
+    whole = check.Reference(x, w, images).compare(out, KERNEL)
+    assert (whole.index, whole.wrong) == ((5, 2, 3, 4), 2)
+    sizes, convolve = [], reference.convolve
+    monkeypatch.setattr(check, "STEP_BYTES", 2 * 8 * (w[0].size + len(w)) * out[0, 0].size)
+    monkeypatch.setattr(reference, "convolve", lambda x, *rest: sizes.append(len(x)) or convolve(x, *rest))
+    assert compare(out, x, w, KERNEL, images) == whole
+    assert set(sizes) == {2}
+
+
+def test_values_that_are_not_finite_are_found_in_images_outside_the_groups(case, monkeypatch):
+    x, w, out = case
+    monkeypatch.setattr(check, "STEP_BYTES", 1)
+    out[2, 1, 1, 1] = np.nan
+    found = compare(out, x, w, KERNEL, images=2)
+    assert (found.passed, found.holes, found.scaled, found.compared) == (False, 1, np.inf, out.size // 3)
+
+
 def test_shapes_that_do_not_fit_are_refused(case):
     x, w, out = case
     with pytest.raises(ValueError, match=r"expected shape \(6, 3, 7, 6\)"):
