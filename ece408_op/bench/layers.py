@@ -65,7 +65,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Contestant:
+class Contestant:
     """A contestant that has its input; ``values`` turns an output into an array of NumPy or CuPy.
 
     A peer has no impl and no kernel.
@@ -116,12 +116,12 @@ def cpu_case(
     attributes = {"stride": problem.stride, "pad": problem.pad, "dilate": problem.dilate, "num_group": problem.groups}
     shape = {**plain, **(attributes if problem.needs else {})}
 
-    def contestants() -> Iterator[_Contestant | Row]:
+    def contestants() -> Iterator[Contestant | Row]:
         # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
         own = {"x": data, "w": weight.copy()}
         built_in = partial(mx.nd.Convolution, *own.values(), no_bias=True, **shape)
         calls = _backward(built_in, own[problem.operands[2]], arrays["y"]) if gradient else _fresh_and_reused(built_in)
-        yield _Contestant(BUILT_IN, calls, bridge.cpu_view, bound)
+        yield Contestant(BUILT_IN, calls, bridge.cpu_view, bound)
         for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "cpu", impl)
@@ -133,19 +133,17 @@ def cpu_case(
                 out = np.empty(problem.shapes[2], np.float32)
                 run = partial(_filled, kernel, problem, a, b, out, dispatch.thread_count(problem))
                 poison = partial(out.fill, np.nan)
-                yield _Contestant(
-                    f"New {impl}", {REUSED: (run, poison)}, lambda output: output, own_bound, impl, kernel
-                )
+                yield Contestant(f"New {impl}", {REUSED: (run, poison)}, lambda output: output, own_bound, impl, kernel)
                 continue
             new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
             calls = _fresh_and_reused(new)
-            yield _Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
+            yield Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
         for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
             call = _pytorch(problem, a, b, "float32", channels_last)
-            yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
+            yield Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
 
     reference = Reference(a, b, _CHECKED_ON_CPU, problem)
-    rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
+    rows = timed_rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
     return case_of(name, problem, rows, ceilings, progress)
 
 
@@ -250,7 +248,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
     evict, precision = timer.Eviction(out), settings.precision
     tiles: dict[str, Mapping[str, int]] = {}
 
-    def contestants() -> Iterator[_Contestant | Row]:
+    def contestants() -> Iterator[Contestant | Row]:
         for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "gpu", impl, precision, cuda.chip())
@@ -260,11 +258,11 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             if settings.tune and isinstance(kernel, CudaKernel):
                 tiles[kernel.name] = tuning.tune(kernel, problem, x, w, out)
             calls: Calls = {KERNEL: (partial(_filled, kernel, problem, x, w, out), evict)}
-            yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
+            yield Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
         if settings.split_form:
             try:
                 layer = _split_form.SplitLayer(problem, x, w, precision)
-                yield _Contestant(
+                yield Contestant(
                     _split_form.NAME, {KERNEL: (layer, layer.prepare)}, layer.values, layer.bound, dispatch.AUTO
                 )
             except UnsupportedError as error:
@@ -273,9 +271,9 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             {"NCHW": False, "NHWC": True}.items() if settings.peers and pytorch_has_cuda() else ()
         ):
             calls = {KERNEL: (_pytorch(problem, x, w, precision, channels_last), evict)}
-            yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
+            yield Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
 
-    for row in _rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
+    for row in timed_rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
             tile = {"tile": dict(tiles[kernel.name])} if tiles.get(kernel.name) else {}
@@ -296,8 +294,8 @@ def _as_float32(output: Any) -> Any:
     return cuda.cupy().asarray(output, np.float32)
 
 
-def _rows(
-    contestants: Iterable[_Contestant | Row],
+def timed_rows(
+    contestants: Iterable[Contestant | Row],
     clock: Callable[[str], timer.Clock],
     reference: Reference,
     settings: Settings,
@@ -305,8 +303,8 @@ def _rows(
     """Time and check each contestant; ``clock`` makes the clock for a contestant's name."""
     how_often: dict[str, Any] = {"repeats": settings.repeats, "budget": settings.budget, "fewest": settings.fewest}
 
-    def check(one: _Contestant, output: Any) -> Comparison:
-        return reference.compare(one.values(output), one.kernel)
+    def check(one: Contestant, output: Any) -> Comparison:
+        return reference.compare(one.values(output), one.kernel, bound=one.bound)
 
     for one in contestants:
         if isinstance(one, Row):

@@ -109,17 +109,21 @@ class Reference:
             self._exact = reference.convolve(self._x, self._w, self._part)
         self._magnitudes: dict[tuple[Callable[[Any], Any], ...], np.ndarray] = {}
 
-    def compare(self, out: Any, kernel: Kernel | None = None, least: float = 0.0) -> Comparison:
-        """Compare an output, (B, M, OH, OW), within the kernel's error bound; see ``compare``.
+    def compare(
+        self, out: Any, kernel: Kernel | None = None, least: float = 0.0, bound: float | None = None
+    ) -> Comparison:
+        """Compare an output, (B, M, OH, OW), within the error bound; see ``compare``.
 
-        Without a kernel, the bound is that of a float32 sum.
+        ``bound`` is a factor of the sum of |x||w|, or of the kernel's magnitudes; by default the kernel's, or a float32
+        sum's without a kernel.
         """
         if out.shape != self._problem.shapes[2]:
             raise ValueError(_misshapen(out, self._problem))
         got, expected = _numpy(out[np.ix_(*self._axes)]), self._exact
         if not got.size:
             return Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
-        bound = kernel.error_bound(self._problem) if kernel else float32_bound(self._problem)
+        if bound is None:
+            bound = kernel.error_bound(self._problem) if kernel else float32_bound(self._problem)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             wide = self._magnitude(kernel.magnitude_images, kernel.magnitude_weights) if kernel else self._magnitude()
             # A product below float32's range is rounded to a multiple of its smallest number.

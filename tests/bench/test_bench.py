@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import numpy as np
 import pytest
 
-from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, results, tables
+from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, layers, results, tables
 from ece408_op.bench.__main__ import main
-from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
-from ece408_op.core import tuning
+from ece408_op.bench.results import FAILED, FRESH, KERNEL, REUSED, SKIPPED, Case, Results, Row
+from ece408_op.core import timer, tuning
+from ece408_op.core.check import Reference
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
@@ -64,8 +66,8 @@ def test_the_layers_are_timed_checked_and_written(mxnet, tmp_path, capsys):
 @pytest.mark.parametrize("gradient", ["data", "weight"])
 def test_gradients_are_timed_and_checked(gradient, mxnet, tmp_path):
     file = tmp_path / "bench.json"
-    layers = ["--layer", "2x10x11x3x3", "4x9x8x6x3s2p1", *SMALL]
-    assert main(["layers", "--gradient", gradient, *layers, "--impl", "auto", "loops", "--json", str(file)]) == 0
+    given = ["--layer", "2x10x11x3x3", "4x9x8x6x3s2p1", *SMALL]
+    assert main(["layers", "--gradient", gradient, *given, "--impl", "auto", "loops", "--json", str(file)]) == 0
     for case in results.read(file).cases:
         row = case.row("New auto", REUSED)
         assert row.error <= row.bound
@@ -144,6 +146,19 @@ def test_a_wrong_output_is_shown_without_a_time_and_has_no_ratio():
     assert "geometric mean" not in text
 
 
+def test_the_wrong_elements_of_a_peer_are_those_outside_its_own_bound():
+    problem = ConvProblem(4, 2, 6, 7, 3, 3)
+    x, w = (np.ones(shape, np.float32) for shape in problem.shapes[:2])
+    out = np.full(problem.shapes[2], 18, np.float32)
+    out *= 1 + 0.5 * 0.01  # right for cuDNN in fp16
+    out[1, 2, 3, 4] = 27
+    peer = layers.Contestant("cuDNN fp16 NCHW", {KERNEL: (lambda: out, None)}, lambda output: output, 0.01)
+    settings = layers.Settings([], 2)
+    (row,) = layers.timed_rows([peer], lambda name: timer.cpu_clock, Reference(x, w), settings)
+    assert row.status == FAILED
+    assert row.reason.endswith("50 of the error bound; 1 of 240 wrong (0.417 %); error 0.5, allowed 0.01")
+
+
 def test_the_table_sums_ratios_up():
     cases = tuple(
         Case(name, 1, (Row("New", "forward", (own,), impl="auto"), Row("MXNet, NONE", "forward", (4.0,))))
@@ -181,10 +196,10 @@ def test_words_that_are_no_ranges_are_refused(word):
 
 
 def test_the_sweep_has_the_courses_layers_with_three_numbers_of_images_and_random_ones():
-    layers = _sweep.layers(10_000, 30, 408, _sweep.RANGES)
-    assert len(layers) == 45
-    assert {p.with_batch(n) for p in COURSE_LAYERS.values() for n in (10, 100, 10_000)} <= set(layers.values())
-    drawn = list(layers.values())[15:]
+    found = _sweep.layers(10_000, 30, 408, _sweep.RANGES)
+    assert len(found) == 45
+    assert {p.with_batch(n) for p in COURSE_LAYERS.values() for n in (10, 100, 10_000)} <= set(found.values())
+    drawn = list(found.values())[15:]
     assert max(p.channels for p in drawn[::3]) <= 4
     assert min(p.channels for p in drawn[2::3]) >= 16
 
