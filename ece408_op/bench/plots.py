@@ -102,7 +102,7 @@ def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str]
     for units in dict.fromkeys(used):
         roofs.setdefault(ceilings.rate(units) / 1e12, []).append(units)
     ridges = [roof / memory for roof in roofs]
-    low, high = min(*intensities.values(), *ridges) / 2, max(*intensities.values(), *ridges) * 2
+    low, high = min([*intensities.values(), *ridges]) / 2, max([*intensities.values(), *ridges]) * 2
 
     def plot(plt: Any) -> Any:
         figure, axes = plt.subplots(figsize=(_WIDTH, 4.4))

@@ -13,6 +13,7 @@ from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import FAILED, FRESH, KERNEL, REUSED, SKIPPED, Case, Results, Row
 from ece408_op.core import timer, tuning
 from ece408_op.core.check import Reference
+from ece408_op.core.roofline import Ceilings
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
@@ -235,6 +236,15 @@ def test_plots_are_drawn_the_same_each_time(mxnet, tmp_path, capsys):
         plots.draw(results.read(file), folder)
     for name in names:
         assert b"<svg" in (folders[1] / name).read_bytes() == (folders[2] / name).read_bytes()
+
+
+def test_a_roofline_without_a_time_has_the_ceilings_alone():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from ece408_op.bench import plots
+
+    wrong = Row("New x", FRESH, status=FAILED, reason="wrong", impl="x")
+    case = Case("a", 10, (wrong,), ConvProblem(10, 1, 8, 8, 2, 3))
+    assert "<svg" in plots.roofline([case], Ceilings(4e12, 6e13))
 
 
 def test_every_file_of_results_that_is_kept_is_read():
