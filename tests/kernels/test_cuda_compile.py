@@ -1,7 +1,8 @@
 """Every CUDA kernel compiles, without a GPU, for every architecture that it declares, and spills nothing.
 
-By default each kernel but fp16x1 is compiled for sm_90, and for a layer of 5 x 5 filters: the longer loops of 7 x 7
-ones compile for seconds. ``--exhaustive`` adds the other architectures and more layers.
+By default each kernel but fp16x1 is compiled for sm_90, and one layer of it for its oldest architecture, whose
+instructions are the fewest; the filters are 5 x 5, since the longer loops of 7 x 7 ones compile for seconds.
+``--exhaustive`` adds the other architectures and more layers.
 """
 
 from __future__ import annotations
@@ -41,28 +42,30 @@ Result = Union[dict[str, nvrtc.Report], str]
 
 
 def _declared(kernel: CudaKernel, every: bool) -> list[int]:
-    """The architectures to compile for: all that the kernel declares, or sm_90."""
-    return [a for a in (ARCHITECTURES if every else [90]) if kernel.runs_on(chip_of(a))]
+    """The architectures to compile for: all that the kernel declares, or the oldest of them and sm_90."""
+    declared = [a for a in ARCHITECTURES if kernel.runs_on(chip_of(a))]
+    return declared if every else sorted({declared[0], 90})
 
 
 def _jobs(every: bool) -> dict[Case, Job]:
     jobs = {}
     for kernel in CUDA_KERNELS if every else CHOSEN:
         declared = _declared(kernel, every)
-        main = None if not every else MAIN if MAIN in declared else declared[0]
+        main = MAIN if MAIN in declared else declared[0]
         first = COURSE[-1] if every else COURSE[2]
         layers = [first, *(problem for problem in COURSE if problem != first), *ODD, WIDE]
         for architecture in declared:
             chip = chip_of(architecture)
             fitting = [p for p in layers if not kernel.not_supported_reasons(p, chip)]
             pooled = [p for p in [*POOLED, WIDE.pooled(True)] if not kernel.not_supported_reasons(p, chip)]
-            every_kind = [*_spread(fitting, 8), *_spread(pooled, 4)]
-            chosen = every_kind if architecture == main else [*fitting[:1], *pooled[:1]]
             gradients = [first.data_gradient] if DATA_GRADIENT in kernel.features else []
             general = [p for p in [*gradients, *PROBLEMS] if not kernel.not_supported_reasons(p, chip)]
-            chosen += (
-                _spread(general, 8) if architecture == main else general[:1] if architecture == 90 else general[-1:]
-            )
+            if every and architecture == main:
+                chosen = [*_spread(fitting, 8), *_spread(pooled, 4), *_spread(general, 8)]
+            elif every or architecture == 90:
+                chosen = [*fitting[:1], *pooled[:1], *(general[:1] if architecture == 90 else general[-1:])]
+            else:
+                chosen = [*fitting, *general][:1]
             for problem in chosen:
                 plan = kernel.plan(problem, chip, _aligned(problem))
                 jobs[kernel.name, architecture, problem] = (kernel.text(plan), architecture, kernel.options)
