@@ -10,8 +10,6 @@ from .occupancy import DeviceLimits, KernelNotes, LaunchShape
 
 #: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
 _REGISTERS, _THREADS = 65536, 2048
-#: Kernels that are reported.
-_MOST = 20
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -32,7 +30,7 @@ def kernels(text: str) -> list[KernelNotes]:
             registers, shared, constant = (int(group or 0) for group in used.groups())
             found.append(replace(one, registers=registers, shared_bytes=shared, constant_bytes=constant))
             one = None
-    return found[:_MOST]
+    return found
 
 
 def _readable(mangled: str) -> str:

@@ -61,6 +61,8 @@ _LACKS: tuple[tuple[str, ...], ...] = (
 _SHOWN, _WIDEST = 12, 120
 #: Bytes of a compiler's temporary files and of its output that are read, and characters per line.
 _TMP_BYTES, _MOST_OUTPUT, _LONGEST_LINE = 512 << 20, 1 << 20, 4000
+#: Kernels whose registers and spills are kept for people and in records.
+_MOST_KERNELS = 20
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
@@ -118,7 +120,7 @@ def build(
         if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
             ended, text = _compile([*command, *options], folder, tools, limits)
         if ended == "exit 0":
-            units, notes = arithmetic(code), tuple(ptxas.kernels(text))
+            units, notes = arithmetic(code), tuple(ptxas.kernels(text)[:_MOST_KERNELS])
             library = folder / "out" / "submission.so"
             return Program(str(library), (library.parent,), arithmetic=units, notes=notes)
         if options is _QUICK:

@@ -64,6 +64,7 @@ OPERATOR = _operator_passes.bias_gradient_program(ConvProblem(1, 1, 1, 1, 1, 1))
 def test_passes_compile_and_spill_nothing(architecture):
     for one in {one.source: one for one in [*PASSES, *TRAINING, OPERATOR]}.values():
         reports = nvrtc.compile_text(one.source, architecture)
+        assert {launch.entry for launch in one.plan.steps(1)} <= set(reports), (one.name, reports)
         assert all((each.stack_bytes, each.spill_bytes) == (0, 0) for each in reports.values()), (one.name, reports)
 
 
