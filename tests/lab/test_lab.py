@@ -142,7 +142,7 @@ EMULATED = {
         "does not write rows 4 to 6 of 7 and columns 4 to 6 of 7: the last, partial tile may be missing.*see line 31",
         (("W) - K + TILE) / TILE", "W) - K + 1) / TILE"), ("TILE 16", "TILE 4")),
     ),
-    "beyond": Told("line 2[05].*: out of bounds: ", (("h > H - K ||", ""),)),
+    "beyond": Told("line 2[05][^:]*: out of bounds: ", (("h > H - K ||", ""),)),
     "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
     "syntax": Told("compile error line 17: ", (("TILE + threadIdx.x", "TILE + threadIdx.q"),)),
 }
