@@ -17,6 +17,28 @@ from ece408_op.runtime.launch import Plan
 EXPECTED = ("race", "uninitialised")
 
 
+def run_all(
+    calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
+    folder: Path,
+    check_races: bool = False,
+    aligned: int | Sequence[int] = 64,
+) -> list[Report]:
+    """Run plans, each a text, a plan, its buffers by name and the images, one after another from one program.
+
+    They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes, for all plans or for
+    each. The findings are the caller's to check.
+    """
+    cases = [Case(str(i), text, plan, tuple(arrays), batch) for i, (text, plan, arrays, batch) in enumerate(calls)]
+    plans, reports = Plans(cases, folder, check_races), []
+    multiples = [aligned] * len(cases) if isinstance(aligned, int) else aligned
+    for case, (_, _, arrays, _), multiple in zip(cases, calls, multiples):
+        report = plans.run(case.name, arrays, dict.fromkeys("xwy", multiple))
+        for name, array in arrays.items():
+            array[...] = report.buffers[name]
+        reports.append(report)
+    return reports
+
+
 def launch_all(
     calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
     folder: Path,
@@ -24,22 +46,18 @@ def launch_all(
     aligned: int | Sequence[int] = 64,
     expected: tuple[str, ...] = EXPECTED,
 ) -> list[Report]:
-    """Run plans, each a text, a plan, its buffers by name and the images, one after another from one program.
+    """Run plans as ``run_all`` does.
 
-    They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes, for all plans or for
-    each. Other findings than ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an
-    array.
+    Other findings than ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an array.
     """
-    cases = [Case(str(i), text, plan, tuple(arrays), batch) for i, (text, plan, arrays, batch) in enumerate(calls)]
-    plans, reports = Plans(cases, folder, check_races), []
-    multiples = [aligned] * len(cases) if isinstance(aligned, int) else aligned
-    for case, (_, _, arrays, _), multiple in zip(cases, calls, multiples):
-        report = plans.run(case.name, arrays, dict.fromkeys("xwy", multiple))
-        wrong = [finding for finding in report.findings if finding.kind not in expected]
-        assert not wrong, wrong
-        for name, array in arrays.items():
-            array[...] = report.buffers[name]
-        reports.append(report)
+    reports = run_all(calls, folder, check_races, aligned)
+    wrong = [
+        f"plan {number}: {finding}"
+        for number, report in enumerate(reports)
+        for finding in report.findings
+        if finding.kind not in expected
+    ]
+    assert not wrong, "\n".join(wrong)
     return reports
 
 

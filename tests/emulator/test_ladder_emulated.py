@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from plan_runs import call_of, launch_all
+from plan_runs import call_of, run_all
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -33,11 +33,15 @@ def test_it_is_right(programs: Path) -> None:
         rng, plan = np.random.default_rng(0), kernel.plan(problem, chip_of(90), 16)
         x, w = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in problem.shapes[:2])
         calls.append(call_of(kernel.text(plan), plan, problem, x, w))
-    # register_tiled reads the padding of its filters, whose products no thread stores.
-    launch_all(calls, programs, check_races=True, aligned=16, expected=("uninitialised",))
-    for (kernel, problem), (_, _, arrays, _) in zip(cases, calls):
+    wrong = []
+    reports = run_all(calls, programs, check_races=True, aligned=16)
+    for (kernel, problem), (_, _, arrays, _), report in zip(cases, calls, reports):
         found = compare(arrays["y"], arrays["x"], arrays["w"], kernel)
-        assert found.passed, f"{kernel.name}, {problem}: {found}"
+        # register_tiled reads the padding of its filters, whose products no thread stores.
+        findings = [finding for finding in report.findings if finding.kind != "uninitialised"]
+        if findings or not found.passed:
+            wrong.append(f"{kernel.name}, {problem}: {found}; {findings}")
+    assert not wrong, "\n".join(wrong)
 
 
 #: Kernels with coalesced and other accesses, bank conflicts, wide loads, divergence; the rest take longer.
