@@ -57,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
     if options.command == "layers" and options.split_form and (options.context == "cpu" or options.gradient):
         usage_error("--split-form: expected --context gpu and no --gradient")
+    if options.command == "sweep" and options.again:
+        for option in ("random", "ranges", "images"):
+            if getattr(options, option):
+                usage_error(f"--again: expected no --{option}, since the layers are the tuning table's")
     # MXNet reads them when it is imported: it uses half of the cores otherwise, and names each graph that it fuses.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
@@ -129,6 +133,7 @@ def _on_gpu(problems: dict[str, ConvProblem], settings: layers.Settings) -> _Pla
 
 
 def _sweep_plan(options: argparse.Namespace) -> _Plan:
+    options.images, options.ranges = options.images or _layer_names.IMAGES, options.ranges or list(_sweep.RANGES)
     given = options.images, options.random or 0, options.seed, options.ranges
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
     impls = layers.known_impls(options.impl, "gpu")
@@ -285,6 +290,8 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         if default is not None:
             shown = default if isinstance(default, (str, int)) else " ".join(default)
             values["help"] += f" (default: {shown})"
+    if sweep:  # --again tells whether they are given
+        found["--images"]["default"] = found["--ranges"]["default"] = None
     return found
 
 

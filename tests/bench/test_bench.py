@@ -214,6 +214,14 @@ def test_the_tuning_tables_own_layers_can_be_timed_again(monkeypatch):
         _sweep.recorded()
 
 
+@pytest.mark.parametrize("words", [["--random", "3"], ["--ranges", "C=1-2,M=1-2,K=1-2"], ["--images", "10000"]])
+def test_options_of_other_layers_are_refused_with_the_tables_own(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sweep", "--again", *words])
+    assert stop.value.code == 2
+    assert f"--again: expected no {words[0]}" in capsys.readouterr().err
+
+
 def test_one_image_and_a_first_call(mxnet, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(_calls, "PROCESSES", 1)
     file = tmp_path / "one.json"
