@@ -71,6 +71,54 @@ def test_infinities_must_have_their_sign(case):
     assert compare(out, x, w, KERNEL).wrong == 9
 
 
+def of_reference(out, x, w, kernel, images):
+    return check.Reference(x, w, images).compare(out, kernel)
+
+
+@pytest.mark.parametrize("compare", [compare, of_reference])
+@pytest.mark.parametrize(("operand", "index"), [(0, (2, 1, 4, 4)), (1, (0, 1, 1, 1))], ids=["x", "w"])
+def test_infinities_of_images_that_are_not_compared_are_right_where_an_operand_has_them(case, compare, operand, index):
+    operands = case[:2]
+    operands[operand][index] = np.inf
+    out = reference.convolve(*operands).astype(np.float32)
+    assert not np.isfinite(out[2]).all()
+    found = compare(out, *operands, KERNEL, images=2)
+    assert (found.passed, found.holes, found.compared) == (True, 0, out.size // 3)
+
+
+@pytest.mark.parametrize("compare", [compare, of_reference])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("pixel", [1, np.inf])
+def test_a_value_that_is_no_number_is_found_in_an_image_that_is_not_compared(case, compare, value, pixel):
+    x, w, _ = case
+    x[2, 1, 4, 4] = pixel  # of another image
+    out = reference.convolve(x, w).astype(np.float32)
+    out[3, 1, 1, 1] = value
+    found = compare(out, x, w, KERNEL, images=2)
+    assert (found.passed, found.wrong, found.holes, found.scaled) == (False, 0, 1, np.inf)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_sum_that_passes_float32s_range_on_the_way_may_end_as_no_number(value):
+    x, w = np.full((1, 2, 1, 1), 3e38, np.float32), np.array([[[[1]], [[-1]]], [[[0.5]], [[-0.5]]]], np.float32)
+    out = np.zeros((1, 2, 1, 1), np.float32)
+    out[0, 0] = value
+    assert compare(out, x, w, KERNEL).passed
+    out[0, 1] = value  # both products and their sums are in range
+    found = compare(out, x, w, KERNEL)
+    assert (found.index, found.wrong) == ((0, 1, 0, 0), 1)
+
+
+def test_an_infinite_pixel_does_not_excuse_a_transforms_other_elements(case):
+    x, w, _ = case
+    x[3, 0, 0, 0] = np.inf
+    out = reference.convolve(x, w).astype(np.float32)
+    assert compare(out, x, w, cudnn.KERNEL).passed
+    out[3, 1, 5, 4] += 1
+    found = compare(out, x, w, cudnn.KERNEL)
+    assert (found.index, found.wrong) == ((3, 1, 5, 4), 1)
+
+
 def test_a_sample_compares_first_and_last_and_finds_holes_between(case):
     x, w, out = case
     assert compare(out, x, w, KERNEL, images=2).compared == out.size // 3
