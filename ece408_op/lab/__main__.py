@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _once(asked: Asked, options: argparse.Namespace) -> int:
     """Check the file, print the verdict and then what is known about its speed; returns the exit code."""
     try:
+        if options.html is not None:
+            _page.check(options.file)
         checked = _check.check(asked)
         result, lines = checked.result, _shown(_screen.verdict(checked.result), [])
         ncu = [(_ncu.add, _screen.ncu)] if options.ncu else []

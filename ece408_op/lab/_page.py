@@ -11,6 +11,7 @@ from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import write_text
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import templates
+from ece408_op.submission.sources import device_of
 
 from . import _screen
 from ._speed import YOURS
@@ -20,9 +21,18 @@ PAGE = "index.html"
 _CHIP, _CEILINGS = "an H200 (data sheet)", Ceilings(4.8e12, 67e12)
 
 
+def check(path: Path) -> None:
+    """Raise DeviceError, before any work, where what the file's page needs is missing: Jinja2, or matplotlib.
+
+    A file for the CPU has no roofline, which matplotlib draws.
+    """
+    templates.jinja2()
+    if device_of(path) == "gpu":
+        plots.check()
+
+
 def write(result: Mapping[str, Any], folder: Path) -> Path:
-    """Write the page into the folder, and return its path; raises DeviceError without Jinja2 or matplotlib."""
-    plots.check()
+    """Write the page into the folder, and return its path; raises DeviceError where ``check`` does."""
     write_text(folder / PAGE, as_page(result))
     return folder / PAGE
 

@@ -251,6 +251,29 @@ def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytes
 
 
 @needs_gxx
+def test_a_page_needs_matplotlib_only_for_a_roofline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = tmp_path / "page"
+    right = [str(changed(tmp_path, "own.h")), *SMALL, "--images", "1", "--html", str(page)]
+    assert lab.main(right) == 0
+    assert "Roofline" not in (page / "index.html").read_text(encoding="utf-8")
+    (page / "index.html").unlink()
+    capsys.readouterr()
+    # It is missed before any work.
+    assert lab.main([str(changed(tmp_path, "own.cu")), *SMALL, "--emulate", "--html", str(page)]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == "" and "expected matplotlib to import" in printed.err
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert lab.main(right) == 3
+    printed = capsys.readouterr()
+    assert printed.out == "" and "expected Jinja2" in printed.err
+    assert not any(page.iterdir())
+
+
+@needs_gxx
 def test_watch_checks_again_at_each_save(tmp_path: Path) -> None:
     path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))
     command = [sys.executable, "-m", "ece408_op", "lab", str(path), *SMALL, "--images", "1", "--watch"]
