@@ -213,7 +213,7 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
 }
 
 // ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
-// threads of the warpgroup have stored what lay there; they must meet again before they read it.
+// threads of the warpgroup have stored what lay there; a named barrier must follow before they read it.
 __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
                                              int exponent, int first_column_tile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
