@@ -57,12 +57,10 @@ _LACKS: tuple[tuple[str, ...], ...] = (
     (r"\bcublas[A-Z]\w*\s*\(", "cublas", "it calls cuBLAS, which this machine's CUDA lacks", "libcublas.so"),
     (r"\bcu[A-Z]\w*\s*\(", "reference to `cu[A-Z]", "it calls CUDA's driver, which this machine lacks", "libcuda.so"),
 )
-#: Errors of the compiler that are shown, and characters of a line of code.
-_SHOWN, _WIDEST = 12, 120
+#: Errors of the compiler that are shown, characters of a line of code, and kernels whose registers are recorded.
+_SHOWN, _WIDEST, _MOST_KERNELS = 12, 120, 20
 #: Bytes of a compiler's temporary files and of its output that are read, and characters per line.
 _TMP_BYTES, _MOST_OUTPUT, _LONGEST_LINE = 512 << 20, 1 << 20, 4000
-#: Kernels whose registers and spills are kept for people and in records.
-_MOST_KERNELS = 20
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
