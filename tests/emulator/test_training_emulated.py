@@ -48,7 +48,7 @@ def test_sums_and_mixtures(programs):
                 (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
                 (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
             ]
-            sums_of = [values.sum((0, 2)) for values in (masked, masked * (y.astype("d") - center[:, None]))]
+            sums_of = [(masked * factor).sum((0, 2)) for factor in (np.ones(1), y - center[:, None])]
             a, b, c, d = factors.astype("d")[..., None]
             mixed = a * masked + b * (y - c) + d
             expected = sums_of, np.maximum(mixed, 0) if mode == 1 else mixed
