@@ -182,6 +182,7 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
 def _infer(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
     import mxnet as mx
 
+    got = ", ".join(str(shape) for _, shape in data)
     try:
         values, positions = _values_of(text)
         # For MXNet's older operators a length of 0 is unknown, unless it is asked to see it as mx.np does. Not
@@ -189,10 +190,10 @@ def _infer(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
         with mx.util.np_shape(any(0 in shape for _, shape in data)):
             _, shapes, _ = values._infer_shape_impl(False, **{_named(number): shape for number, shape in data})
     except mx.MXNetError as error:
-        got = ", ".join(str(shape) for _, shape in data)
         reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
         raise GraphError(f"{_WHERE}: {reason}") from None
-    assert shapes is not None, "data and parameters determine all shapes"
+    if shapes is None:
+        raise GraphError(f"{_WHERE}: expected the shapes of all data and labels, got {got}; give all of them")
     return [tuple(shapes[position]) for position in positions]
 
 

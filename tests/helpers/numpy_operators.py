@@ -96,20 +96,12 @@ def _(operator: Convolution, inputs, out):
 @_gradients.register
 def _(operator: Convolution, given, gradient, wanted):
     (x, w, *_), problem = given.inputs, operator.problem(given.inputs[0].shape)
+    to_data, images = problem.data_gradient, (x, gradient)
+    if isinstance(operator, Deconvolution):
+        to_data, images = problem.convolution, (gradient, x)
     exact = (
-        reference.convolve(gradient, w, problem.data_gradient),
-        reference.convolve(x, gradient, problem.weight_gradient),
-        gradient.sum((0, 2, 3), dtype=np.float64),
-    )
-    return [one.astype(np.float32) if asked else None for one, asked in zip(exact, wanted)]
-
-
-@_gradients.register
-def _(operator: Deconvolution, given, gradient, wanted):
-    (x, w, *_), problem = given.inputs, operator.problem(given.inputs[0].shape)
-    exact = (
-        reference.convolve(gradient, w, problem.convolution),
-        reference.convolve(gradient, x, problem.weight_gradient),
+        reference.convolve(gradient, w, to_data),
+        reference.convolve(*images, problem.weight_gradient),
         gradient.sum((0, 2, 3), dtype=np.float64),
     )
     return [one.astype(np.float32) if asked else None for one, asked in zip(exact, wanted)]

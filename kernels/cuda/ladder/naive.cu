@@ -8,7 +8,7 @@
 //               |    | :: |    |      one thread: the sum over c, p, q of
 //               +----+----+----+                  x[b][c][i + p][j + q] * w[m][c][p][q]
 //
-// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: one block of 32 x 32 threads per image and filter, 676 of which
+// Example, 6 x 30 x 30 inputs and 16 filters of 5 x 5: one block of 32 x 32 threads per image and filter; 676 threads
 // have an output of the 26 x 26 map and add 150 products.
 //
 // Arithmetic intensity: 2 C K K FLOP per output; 8 bytes loaded, one pixel and one weight, per 2 FLOP: 0.25 FLOP per

@@ -60,7 +60,7 @@ constexpr int INPUT_SIZE = C * INPUT_ROWS * W;  // floats of one image's input
 constexpr int STAGED_INPUT = Config::input_from_global ? 0 : TILE_IMAGES * INPUT_SIZE;
 constexpr index_t INPUT_CHANNEL = (Config::input_from_global ? H : INPUT_ROWS) * index_t(W);
 constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPUT_SIZE);
-constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose staged input is there or on its way
+constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose input is staged or being copied
 // Where math warps keep their filters in registers, a table holds where each position's words begin: no divisions.
 constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) / 16 * 16 : 0;
 
