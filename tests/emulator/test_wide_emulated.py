@@ -67,7 +67,11 @@ def test_it_is_right(kernel, problem, programs):
     assert _run(kernel, problem, programs) == 0
 
 
-@pytest.mark.parametrize(("kernel", "problem"), CASES[1:3], ids=_id)
+#: The warps of a block share the channels of an image that is recomputed.
+MANY_CHANNELS = POINTWISE, ConvProblem(2, 67, 5, 8, 11, 1)
+
+
+@pytest.mark.parametrize(("kernel", "problem"), [*CASES[1:3], MANY_CHANNELS], ids=_id)
 def test_images_that_cannot_be_split_are_computed_in_float32(kernel, problem, programs):
     # The value that is too small does not matter in a data gradient.
     assert _run(kernel, problem, programs, special=True) == (1 if kernel is GENERAL else 2)
@@ -84,6 +88,10 @@ RACING = [
 @pytest.mark.parametrize(("kernel", "problem"), RACING, ids=_id)
 def test_shared_memory_has_no_races(kernel, problem, programs):
     assert _run(kernel, problem, programs, without="") == 0
+
+
+def test_recomputed_images_have_no_races(programs):
+    assert _run(*MANY_CHANNELS, programs, special=True, without="") == 0
 
 
 def test_a_missing_barrier_is_found(programs):
