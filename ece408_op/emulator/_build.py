@@ -70,7 +70,7 @@ _LAST_GAPS = "".join(
 #: What g++ says of CUDA's names and headers that are not in ``cuda/``.
 _LACKING = re.compile(
     r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__)\w+)’ (?:was not|has not been|does not)"
-    r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’|^‘((?:nvcuda|cooperative_groups)::\S*)’ has not"
+    r"|^‘(\w+)’ .*‘[\w:]*\bwmma’|^‘((?:nvcuda|cooperative_groups)\b\S*)’ (?:has|is) not"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"

@@ -30,7 +30,7 @@ _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+st
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
-    rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups/reduce)\.h$|.*/include/\w+\.h(pp)?$)"
+    rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups(/reduce)?)\.h$|.*/include/\w+\.h(pp)?$)"
 )
 #: What the emulator does not have: the code, and what to say.
 _UNSUPPORTED = (

@@ -1,6 +1,6 @@
 """Run the package's own kernels on the CPU by their plans, several per program: compiling takes longer than running.
 
-The functions of the kernels' headers that are made of instructions have counterparts in ``cuda/kernel_functions.h``.
+The functions of the kernels' headers that are made of instructions have counterparts in ``cuda/plans.h``.
 """
 
 from __future__ import annotations
