@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from ._api import can_emulate, compile, run, run_layers
 from ._build import Program
-from ._counters import LineCounters
+from ._counters import Hint, LineCounters
 from ._errors import CompileError, UnsupportedCodeError
-from ._hints import Hint
 from ._report import Finding, Report
 
 __all__ = [

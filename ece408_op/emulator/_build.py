@@ -9,9 +9,8 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,8 +27,6 @@ _COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
 #: Seconds after which a file is compiled without unrolling its loops, whose nests may have thousands of rounds.
 UNROLLED_SECONDS = 30
-#: Bytes that a folder of programs may hold.
-FOLDER_BYTES = cached_folders.MOST_BYTES
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
@@ -95,17 +92,12 @@ class Program:
 
 @cache
 def compiler_version() -> str | None:
-    """Return g++'s version and target; None where there is no g++ that knows 16-bit floats."""
+    """Return g++'s version; None where there is no g++ that knows 16-bit floats (12 or newer)."""
     if shutil.which("g++") is None:
         return None
-    probe = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
-    if subprocess.run(
-        probe, input="_Float16 x;", encoding="utf-8", errors="replace", check=False, capture_output=True
-    ).returncode:
-        return None
-    return subprocess.run(
-        ["g++", "--version"], capture_output=True, encoding="utf-8", errors="replace", check=True
-    ).stdout.splitlines()[0]
+    done = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, encoding="utf-8", check=False)
+    major = done.stdout.partition(".")[0]
+    return done.stdout.strip() if major.isdigit() and int(major) >= 12 else None
 
 
 def default_folder() -> Path:
@@ -114,42 +106,28 @@ def default_folder() -> Path:
 
 
 def link(text: str, source: str, folder: Path, checks: str, course: bool, options: tuple[str, ...] = ()) -> Program:
-    """Compile and link C++ that defines ``ece408_run``, with the options of ``_CHECKS``.
+    """Compile and link C++ that defines ``ece408_run``, with the options of ``_CHECKS``, if the folder has it not yet.
 
     Raises CompileError, and DeviceError where there is no g++.
     """
     support = _support(folder)
-    name = hashlib.sha256(f"{support.name} {checks} {course} {options} {text}".encode()).hexdigest()[:24]
-    program = folder / name
-    if not _is_there(folder, program):
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            unit, built = Path(scratch) / "unit.cpp", Path(scratch) / "program"
-            unit.write_text(text, encoding="utf-8")
-            header = _header(support, checks, course, options)
-            flags = [*_flags(support, checks, options), "-include", str(header)]
-            try:
-                assembly = _assembly(unit, flags, source, seconds=UNROLLED_SECONDS if course else _SECONDS)
-            except _TooLongError:
-                unit.write_text(_UNROLL.sub("", text), encoding="utf-8")
-                assembly = _assembly(unit, flags, source)
-            compile_with(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
-            os.replace(built, program)
-        evict(folder)
-    return Program(program, source, text)
+    header = _header(support, checks, course, options)
 
+    def make(scratch: Path) -> None:
+        unit, flags = scratch / "unit.cpp", [*_flags(support, checks, options), "-include", str(header)]
+        unit.write_text(text, encoding="utf-8")
+        try:
+            assembly = _assembly(unit, flags, source, seconds=UNROLLED_SECONDS if course else _SECONDS)
+        except _TooLongError:
+            unit.write_text(_UNROLL.sub("", text), encoding="utf-8")
+            assembly = _assembly(unit, flags, source)
+        objects = map(str, (assembly, *support.glob("*.o")))
+        compile_with(["g++", "-no-pie", *objects, "-o", str(scratch / "program")], source)
+        for intermediate in (unit, assembly):
+            intermediate.unlink()
 
-def _is_there(folder: Path, path: Path) -> bool:
-    """Return whether a file is in the folder; from now on it counts as used."""
-    with _one_at_a_time(folder), suppress(FileNotFoundError):
-        os.utime(path)
-        return True
-    return False
-
-
-def evict(folder: Path) -> None:
-    """Remove the least recently used programs and folders beyond ``FOLDER_BYTES``."""
-    with _one_at_a_time(folder):
-        cached_folders.evict({*folder.iterdir()} - {folder / "lock"}, FOLDER_BYTES)
+    key = hashlib.sha256(f"{support.name} {checks} {course} {options} {text}".encode()).hexdigest()[:24]
+    return Program(cached_folders.folder(folder, "program", key, make) / "program", source, text)
 
 
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
@@ -175,13 +153,11 @@ def _flags(support: Path, checks: str, options: tuple[str, ...]) -> list[str]:
 @cache
 def _version() -> str:
     """The hash of everything that a program is built from except its own text."""
-    found = compiler_version()
-    if found is None:
+    version = compiler_version()
+    if version is None:
         raise DeviceError(MISSING)
-    digest = hashlib.sha256(repr((found, _COMMON, _LINES, _UNSET, _CHECKS)).encode())
-    for path in sorted([*_HERE.rglob("*.h"), *_HERE.rglob("*.cpp"), *_HERE.glob("*.py"), *_COURSE.rglob("*.h")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    files = sorted([*_HERE.rglob("*.h"), *_HERE.rglob("*.cpp"), *_HERE.glob("*.py"), *_COURSE.rglob("*.h")])
+    return cached_folders.digest(files, repr((version, _COMMON, _LINES, _UNSET, _CHECKS)), root=_HERE.parent)
 
 
 def _support(folder: Path) -> Path:

@@ -11,10 +11,9 @@ import numpy as np
 from ece408_op.runtime.launch import Triple
 from ece408_op.runtime.occupancy import LaunchShape
 
-from . import _hints
+from . import _counters
 from ._build import Program
-from ._counters import LineCounters, add
-from ._hints import Hint
+from ._counters import Hint, LineCounters, add
 from ._run import Outcome, source_lines
 
 
@@ -77,7 +76,7 @@ class Report:
 
     def hints(self, source: str) -> tuple[Hint, ...]:
         """Return up to three hints on the source file of that name, the costliest first."""
-        return _hints.find([line for line in self.lines if line.file == source], self.totals)
+        return _counters.hints([line for line in self.lines if line.file == source], self.totals)
 
 
 def make(program: Program, outcome: Outcome) -> Report:

@@ -199,7 +199,7 @@ def emulate(
 
 def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[str, Any]:
     """Return the counters of a report, in all and per line of the file of that name, and the hints, as data."""
-    moved = report.totals.bytes
+    moved = 32 * report.totals.sectors
     totals = {"bytes_per_output": moved / report.y.size, "intensity": problem.flops / max(1, moved)}
     totals.update(_counters(report.totals))
     lines = [_counters(one) for one in report.lines if one.file == name and one.line]
@@ -207,8 +207,7 @@ def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[st
 
 
 def _counters(one: emulator.LineCounters) -> dict[str, Any]:
-    sums = {name: getattr(one, name) for name in ("global_requests", "sectors", "shared_requests", "wavefronts")}
-    return {**asdict(one), **sums}
+    return {**asdict(one), "global_requests": one.global_requests}
 
 
 def _told(entry: dict[str, Any]) -> bool:

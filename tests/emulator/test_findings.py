@@ -216,11 +216,11 @@ atomicAdd(y + i, 0.f);
 if (i % 2) y[i] = 3;"""
     by_line = {one.line: one for one in run(body, programs).lines}
     # Two blocks of two warps: each request of line 6 has 4 sectors; its stores go to one bank.
-    assert (by_line[6].global_loads, by_line[6].load_sectors, by_line[6].least_sectors) == (4, 16, 16)
-    assert (by_line[6].shared_stores, by_line[6].store_wavefronts, by_line[6].least_wavefronts) == (4, 128, 4)
-    # On line 8, the lanes are 96 bytes apart: 32 sectors.
-    assert (by_line[8].global_loads, by_line[8].load_sectors) == (4, 128)
-    assert (by_line[8].shared_loads, by_line[8].load_wavefronts) == (4, 128)
+    assert (by_line[6].global_loads, by_line[6].sectors, by_line[6].least_sectors) == (4, 16, 16)
+    assert (by_line[6].shared_requests, by_line[6].wavefronts, by_line[6].least_wavefronts) == (4, 128, 4)
+    # On line 8, the lanes load from 96 bytes apart, 32 sectors, and store to 4.
+    assert (by_line[8].global_requests, by_line[8].sectors) == (8, 128 + 16)
+    assert (by_line[8].shared_requests, by_line[8].wavefronts) == (4, 128)
     assert by_line[9].atomics == 4
     assert sum(by_line[line].divergent for line in by_line) == 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -107,29 +106,6 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
         assert source.count(before) == 1
         source = source.replace(before, after)
     np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
-
-
-def test_what_nobody_used_for_long_leaves_a_full_folder(
-    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_file(folder: Path, name: str, size: int, hours: float) -> None:
-        with open(folder / name, "wb") as file:
-            file.truncate(size)
-        os.utime(folder / name, (0, time.time() - 3600 * hours))
-
-    monkeypatch.setattr(_build, "FOLDER_BYTES", 10_000)
-    for name, size, hours in (("a", 5000, 0), ("b", 5000, 2), ("c", 1, 3), ("support/d", 2, 4)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        with_file(tmp_path, name, size, hours)
-    os.utime(tmp_path / "support", (0, 0))
-    _build.evict(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "lock"]
-    with_file(tmp_path, "e", 20_000, 0.9)  # another process may be about to use it
-    _build.evict(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "e", "lock"]
-    with_file(programs, "old", 1, 2)
-    report((SUBMISSIONS / "naive.cuh").read_text() + "// new", programs)
-    assert not (programs / "old").exists()
 
 
 def test_a_compiler_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def result() -> dict[str, Any]:
     problem = ConvProblem(2, 3, 20, 17, 5, 3)
     x, w = _check.inputs(problem)
     counters = {"global_loads": 40, "least_sectors": 160, "branches": 8, "divergent": 2}
-    counters.update(shared_loads=9, load_wavefronts=20, least_wavefronts=9)
-    lines = [LineCounters(line=n, file="own.cu", load_sectors=320 * n, **counters) for n in (3, 7, 8)]
+    counters.update(shared_requests=9, wavefronts=20, least_wavefronts=9)
+    lines = [LineCounters(line=n, file="own.cu", sectors=320 * n, **counters) for n in (3, 7, 8)]
     finding = {"kind": "race", "line": 3, "other_line": 7, "message": "two threads", "times": 4}
     layer = _check.judged(problem, explain(x, w, np.zeros(problem.y_shape, np.float32), 0.0, SOURCE), [finding])
     layer.update(_check.counted(Report({"y": x}, (), tuple(lines)), "own.cu", problem))

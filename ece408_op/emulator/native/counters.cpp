@@ -260,15 +260,18 @@ void write_counters(FILE *to) {
         const Counts &mine = counts[code];
         const bool shared = mine.space == Space::SHARED, global = mine.space == Space::GLOBAL || mine.space == Space::PROGRAM;
         if (!shared && !global) continue;
-        const int joined = width.count(code) ? width[code] : 1;
-        const char *const verb = mine.operation == READ ? "load" : "store", *const unit = shared ? "wavefronts" : "sectors";
         std::fprintf(to, "%s{\"code\": %u, ", separator, code);
         separator = ",\n";
-        if (mine.operation == ATOMIC) std::fprintf(to, "\"atomics\": %ld}", mine.requests);
-        else std::fprintf(to, "\"%s_%ss\": %ld, \"%s_%s\": %ld, \"least_%s\": %ld}", shared ? "shared" : "global", verb,
-                          joined ? mine.requests : 0, verb, unit,
-                          !joined ? 0 : shared ? mine.wavefronts[joined / 2] : mine.sectors, unit,
-                          !joined ? 0 : shared ? mine.least_wavefronts : mine.least_sectors);
+        const int joined = width.count(code) ? width[code] : 1;  // 0: the first of the accesses counts for all
+        const long requests = joined ? mine.requests : 0;
+        if (mine.operation == ATOMIC)
+            std::fprintf(to, "\"atomics\": %ld}", mine.requests);
+        else if (shared)
+            std::fprintf(to, "\"shared_requests\": %ld, \"wavefronts\": %ld, \"least_wavefronts\": %ld}", requests,
+                         joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts : 0);
+        else
+            std::fprintf(to, "\"global_%ss\": %ld, \"sectors\": %ld, \"least_sectors\": %ld}",
+                         mine.operation == READ ? "load" : "store", requests, mine.sectors, mine.least_sectors);
     }
     for (const auto &[code, block] : blocks) {
         if (!block.divergent) continue;
