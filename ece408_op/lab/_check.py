@@ -16,19 +16,20 @@ import numpy as np
 
 from ece408_op import emulator
 from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain, line_of
-from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import NETS, TERMS, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import EndedError, runner, sources
 from ece408_op.submission.sources import batches_in, pointed_to
-
-from ._emulated import FILL, Run, compiled, python_kernel
 
 RIGHT, WRONG, TIMED_OUT = "right", "wrong", "timed_out"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
 IMAGES, EMULATED_IMAGES = 4, 1
 #: More would take the emulator minutes.
 _MOST_EMULATED = 10
+#: Seconds in which the emulator computes a layer.
+_SECONDS = 60.0
+#: What y holds before a call: no sum of the lab's inputs.
+FILL = 4096.5
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 
@@ -45,17 +46,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Checked:
-    """The file and the layers for one image, the result as data; the compiled file, or the emulated one.
-
-    kernel: the CudaKernel of a .py file.
-    """
+    """The file and the layers for one image, the result as data; the compiled file, or the emulated one."""
 
     path: Path
     problems: list[ConvProblem]
     result: dict[str, Any]
     file: runner.File | None = None
-    emulated: Run | None = None
-    kernel: CudaKernel | None = None
+    emulated: emulator.Program | None = None
 
     @property
     def right(self) -> bool:
@@ -73,22 +70,20 @@ def check(asked: Asked) -> Checked:
     images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
     result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
-    result.update(layers=[], compiler=[], printed="", hint="", ncu="", lines_of=asked.path.name)
+    result.update(layers=[], compiler=[], printed="", hint="", ncu="")
     problems = [layer.with_batch(images) for layer in layers]
-    file = kernel = run = None
+    file = program = None
     try:
         later = _LATER_COURSE.search(text)
         if later:
             words = "expected the course's forward(y, x, w) of 2017 to 2019, as in what ece408-lab new writes"
             where = f"line {text.count(chr(10), 0, later.start()) + 1}"
             raise EndedError("unsupported", f"{where}: {words}, got {later[0]}")
-        if device == "gpu" and asked.path.suffix.lower() == ".py":
-            kernel = python_kernel(asked.path)
-            source = kernel.sources[-1]
-            result.update(source=source.read_text(encoding="utf-8"), lines_of=source.name)
         if emulated:
-            run = compiled(asked.path, kernel)
-            for entry, _ in emulate(run, problems, result):
+            if asked.path.suffix.lower() == ".py":
+                raise EndedError("unsupported", "a CudaKernel in Python needs a GPU: .cu and .cuh files are emulated")
+            program = emulator.compile(asked.path)
+            for entry, _ in emulate(program, problems, result):
                 _add(result, entry)
         else:
             file = runner.compile_file(asked.path)
@@ -101,7 +96,7 @@ def check(asked: Asked) -> Checked:
         result.update(status=status, reason=str(error))
     if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
         result["hint"] = _batch_hint(text, images, _MOST_EMULATED if emulated else None)
-    return Checked(asked.path, layers, result, file, run, kernel)
+    return Checked(asked.path, layers, result, file, program)
 
 
 def _batch_hint(text: str, images: int, most: int | None) -> str:
@@ -185,14 +180,15 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
 
 
 def emulate(
-    run: Run, problems: Sequence[ConvProblem], result: dict[str, Any]
+    program: emulator.Program, problems: Sequence[ConvProblem], result: dict[str, Any]
 ) -> Iterator[tuple[dict[str, Any], emulator.Report]]:
-    """Yield each layer's entry with findings, counters per line and hints, and its report; raises CompileError."""
+    """Yield each layer's entry with findings, counters per line and hints, and its report, until one ends the run."""
     arrays = [inputs(problem) for problem in problems]
-    for problem, (x, w), report in zip(problems, arrays, run(problems, arrays)):
+    reports = emulator.run_layers(program, arrays, fill=FILL, seconds=_SECONDS)
+    for problem, (x, w), report in zip(problems, arrays, reports):
         found = explain(x, w, report.y, FILL, result["source"])
         entry = judged(problem, found, map(asdict, report.findings), ended=report.ended)
-        entry.update(counted(report, result["lines_of"], problem))
+        entry.update(counted(report, result["file"], problem))
         result["printed"] = report.printed
         yield entry, report
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ece408_op import emulator
-from ece408_op.bench.launches import launches
-from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda, ptxas
-from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
-from ece408_op.submission import EndedError
+from ece408_op.runtime import ptxas
+from ece408_op.runtime.occupancy import LaunchShape, device_limits
 
 from ._check import Asked, Checked, emulate, for_more, judge_again
-from ._emulated import compiled
 
 #: Images of the smallest layer in the emulator, behind the first verdict.
 _IMAGES = 4
@@ -42,36 +35,17 @@ def _emulate_gpu_file(checked: Checked) -> None:
     result = checked.result
     shapes: list[LaunchShape] = []
     try:
-        run = compiled(checked.path, checked.kernel) if emulator.can_emulate() else None
-        for number, (entry, report) in enumerate(emulate(run, checked.problems, dict(result)) if run else ()):
+        cuda_source = emulator.can_emulate() and checked.path.suffix.lower() != ".py"
+        emulated = emulate(emulator.compile(checked.path), checked.problems, dict(result)) if cuda_source else ()
+        for number, (entry, report) in enumerate(emulated):
             if result["status"] != "timed_out":  # the emulator's own limits say nothing about the file
                 entry["findings"] = [one for one in entry["findings"] if one["kind"] not in ("time", "unsupported")]
             if number == len(result["layers"]):
                 result["layers"].append({**entry, "note": "as emulated on the CPU"})
             result["layers"][number].update((key, entry[key]) for key in ("findings", "counters", "lines", "hints"))
             shapes += report.launches
-    except (emulator.CompileError, EndedError) as error:
+    except emulator.CompileError as error:
         for entry in result["layers"]:
             entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
-    if checked.right:
-        result["compiler"] = _compiler_lines(checked, shapes)
-
-
-def _compiler_lines(checked: Checked, shapes: Sequence[LaunchShape]) -> list[str]:
-    notes = checked.file.program.notes if checked.file else ()
-    if checked.kernel is not None:
-        found = [_of_plan(checked.kernel, problem) for problem in checked.problems]
-        notes, shapes = found[0][0], [shape for _, some in found for shape in some]
-    return list(dict.fromkeys(ptxas.lines(notes, shapes, device_limits())))
-
-
-def _of_plan(kernel: CudaKernel, problem: ConvProblem) -> tuple[tuple[KernelNotes, ...], list[LaunchShape]]:
-    """Return what the driver reports on the functions of a kernel in Python, and their launches."""
-    arrays = (cuda.cupy().empty(shape, "f") for shape in problem.shapes)
-    notes: dict[str, KernelNotes] = {}
-    shapes = []
-    for one in launches(kernel, problem, *arrays):
-        name, static = one["entry"], one["static_shared"]
-        shapes.append(LaunchShape(name, one["grid"], one["block"], static, one["dynamic_shared"]))
-        notes[name] = KernelNotes(name, one["local"], registers=one["registers"], shared_bytes=static)
-    return tuple(notes.values()), shapes
+    if checked.right and checked.file:
+        result["compiler"] = list(dict.fromkeys(ptxas.lines(checked.file.program.notes, shapes, device_limits())))

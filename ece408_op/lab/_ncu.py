@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ece408_op.errors import DataError, DeviceError
@@ -18,7 +17,6 @@ from ece408_op.runtime import cuda
 from ece408_op.submission.python_worker import Call
 
 from ._check import Asked, Checked, inputs
-from ._emulated import python_kernel
 
 #: Images of a call: enough to fill a GPU, few enough for ncu, which repeats each launch and restores memory between.
 IMAGES = 1000
@@ -41,11 +39,10 @@ def add(asked: Asked, checked: Checked) -> None:
     """Add to each layer's entry what ncu counted, or to the result why it could not."""
     result, images = checked.result, asked.images or IMAGES
     try:
-        if checked.file is None:
+        if checked.file is None or checked.path.suffix.lower() == ".py":
             raise DeviceError("expected a CUDA file that runs on a GPU")
-        what = str(checked.path.resolve()) if checked.kernel else checked.file.program.what
         sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
-        found = counters.measured(["-m", __name__, what, *sizes], SUMS, SHARES, SECONDS)
+        found = counters.measured(["-m", __name__, checked.file.program.what, *sizes], SUMS, SHARES, SECONDS)
     except (DataError, DeviceError) as error:
         result["ncu"] = f"without Nsight Compute's counters: {' '.join(str(error).split())}"
         return
@@ -54,25 +51,19 @@ def add(asked: Asked, checked: Checked) -> None:
             entry["ncu"] = {"images": images, **found[f"layer_{number}"]}
 
 
-def _launch(what: str, problems: Sequence[ConvProblem]) -> None:
-    cupy = cuda.cupy()
-    kernel: Any = python_kernel(Path(what)) if what.endswith(".py") else None
-    library = None if kernel else ctypes.CDLL(what)
+def _launch(library: str, problems: Sequence[ConvProblem]) -> None:
+    cupy, forward = cuda.cupy(), ctypes.CDLL(library).ece408_grade_forward
     for number, problem in enumerate(problems):
         x, w = map(cupy.asarray, inputs(problem))
         y = cupy.empty(problem.y_shape, "f")
         y.data.memset(0, y.nbytes)  # no kernel, so ncu does not list it
         counters.mark(f"layer_{number}")
-        if library is None:
-            kernel.run(problem, x, w, y)
-        else:
-            shapes = (problem.y_shape, problem.x_shape, problem.w_shape)
-            pointers = (array.data.ptr for array in (y, x, w))
-            call = Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))
-            library.ece408_grade_forward(ctypes.byref(call))
-        cuda.wait(what, cupy.cuda.get_current_stream())
+        shapes = (problem.y_shape, problem.x_shape, problem.w_shape)
+        pointers = (array.data.ptr for array in (y, x, w))
+        forward(ctypes.byref(Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))))
+        cuda.wait(library, cupy.cuda.get_current_stream())
 
 
 if __name__ == "__main__":
-    asked: Any = [list(map(int, size.split("x"))) for size in sys.argv[2:]]
+    asked: Any = [map(int, size.split("x")) for size in sys.argv[2:]]
     _launch(sys.argv[1], [ConvProblem(*sizes) for sizes in asked])

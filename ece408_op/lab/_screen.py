@@ -23,10 +23,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     where = {"cpu": "on the CPU", "gpu": "on the GPU", "emulator": "emulated on the CPU"}[result["device"]]
     images = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
     term = f"{result['term']}, " if result["term"] else ""
-    name = (
-        result["file"] if result["file"] == result["lines_of"] else f"{result['file']} (lines of {result['lines_of']})"
-    )
-    lines = [f"{name}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
+    lines = [f"{result['file']}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
     lines += _wrapped(result["reason"], _MOST["reason"]) + _wrapped(result["hint"], 2)
     for entry in result["layers"]:
         lines.append(f"  {layer_name(entry)}: {_WORDS[entry['status']]}")

@@ -20,11 +20,9 @@ from ece408_op.core.explain import explain
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
 from ece408_op.lab import _check
-from ece408_op.lab._emulated import FILL
 from ece408_op.problem import ConvProblem
 
 STARTERS = Path(folders[0]) / "starters"
-SUBMISSIONS = Path(__file__).parents[1] / "submissions"
 SMALL = ("--layer", "2x9x9x3x3")
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -110,10 +108,10 @@ def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path: Path, caps
 def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> None:
     problem = ConvProblem(2, 1, 60, 60, 2, 3)
     x, w = _check.inputs(problem)
-    y = (reference.convolve(x, w) + FILL).astype(np.float32)
-    assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "right"
+    y = (reference.convolve(x, w) + _check.FILL).astype(np.float32)
+    assert _check.judged(problem, explain(x, w, y, _check.FILL))["status"] == "right"
     y[:, :, 3] += 1
-    assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "wrong"
+    assert _check.judged(problem, explain(x, w, y, _check.FILL))["status"] == "wrong"
 
 
 @needs_emulator
@@ -196,46 +194,10 @@ def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.Cap
     assert printed.endswith("got GPUInterface::conv_forward_gpu")
 
 
-@needs_emulator
-def test_a_cuda_kernel_in_python_is_emulated_by_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for source in (SUBMISSIONS / "python").glob("on_the_gpu.*"):
-        shutil.copy(source, tmp_path)
-    own, kernel = tmp_path / "on_the_gpu.py", tmp_path / "on_the_gpu.cu"
-    assert lab.main([str(own), *SMALL, "--emulate"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("on_the_gpu.py (lines of on_the_gpu.cu), emulated on the CPU, 1 image: right\n")
-    assert "line 13: " in printed
-
-    right = kernel.read_text()
-    kernel.write_text(right.replace("* K + p) * K + q]", "* K + q) * K + p]"))
-    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
-    assert "p and q exchanged in the filter's index: see line 13" in " ".join(capsys.readouterr().out.split())
-    kernel.write_text(right.replace('extern "C" ', ""))
-    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
-    assert 'expected extern "C" in front of the kernel' in capsys.readouterr().out
-    kernel.write_text(right.replace("float sum = 0", "float sum"))
-    own.write_text(own.read_text().replace("blocks = ", "blocks = THREADS // 0 + "))
-    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
-    assert "crashed\n  on_the_gpu.py:12: ZeroDivisionError" in capsys.readouterr().out
-
-
-@needs_emulator
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ('"y", "first"', '"y", "last"', "ValueError: expected launch arguments among x, w, y, first, images"),
-        ("32768, steps", "32768, list(steps(1))", "TypeError: 'list' object is not callable"),
-        ("32768", "0", "ValueError: "),
-    ],
-    ids=["argument", "steps", "images per launch"],
-)
-def test_a_wrong_plan_is_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, words: str
-) -> None:
-    for source in (SUBMISSIONS / "python").glob("on_the_gpu.*"):
-        (tmp_path / source.name).write_text(source.read_text().replace(before, after))
-    assert lab.main([str(tmp_path / "on_the_gpu.py"), *SMALL, "--emulate"]) == 1
-    assert f"crashed {words}" in " ".join(capsys.readouterr().out.split())
+def test_a_cuda_kernel_in_python_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[1] / "submissions" / "python" / "on_the_gpu.py"
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    assert "on_the_gpu.py, emulated on the CPU, 1 image: unsupported" in capsys.readouterr().out
 
 
 @needs_gxx

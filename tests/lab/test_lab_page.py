@@ -38,7 +38,7 @@ def result() -> dict[str, Any]:
     layer.update(_check.counted(Report({"y": x}, (), tuple(lines)), "own.cu", problem))
     times = {"images": 100, "seconds": {"yours": 0.02, "naive": 0.01, "cuDNN float32": 0.001}}
     layer["times"] = {**times, "rooflines": {"memory": 0.0004, "FP32": 0.0001}}
-    found: dict[str, Any] = {"version": 1, "file": "own.cu", "path": "own.cu", "source": SOURCE, "lines_of": "own.cu"}
+    found: dict[str, Any] = {"version": 1, "file": "own.cu", "path": "own.cu", "source": SOURCE}
     found.update(device="gpu", term="2017 fall", images=2, status="wrong", layers=[layer], compiler=["32 registers"])
     return {**found, "reason": "", "hint": "", "ncu": "", "printed": "called <once>\n"}
 
