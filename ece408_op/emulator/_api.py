@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.source_text import INCLUDE
 
-from . import _build, _indices, _report, _rewrite, _run
+from . import _build, _indices, _report, _rewrite, _run, _sides
 from ._build import Program
 from ._errors import CompileError, UnsupportedCodeError
 from ._report import Finding, Report
@@ -119,10 +120,15 @@ def _with_unset(report: Report) -> Report:
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:
     """Return the file's text as C++, with the files of its folder that it includes in their places."""
     text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
-    text = _rewrite.rewrite(_rewrite.without_missing_headers(text, _build.header_folders() + (path.parent,)))
-    for other in _rewrite.local_includes(text, path.parent):
-        if other in (path, *above):
-            continue
-        inner = _source(other, (*above, path))
-        text = _rewrite.with_include(text, other.name, inner, path.name)
-    return text
+    text = _rewrite.without_missing_headers(text, (*_build.header_folders(), path.parent))
+    _sides.check(text)
+    text = _rewrite.rewrite(text)
+
+    def included(found: re.Match[str]) -> str:
+        other = path.parent / (found[2] or "")
+        if not found[2] or other in (path, *above) or not other.is_file():
+            return found[0]
+        line = text.count("\n", 0, found.start()) + 1
+        return f'\n#line 1 "{other.name}"\n{_source(other, (*above, path))}\n#line {line} "{path.name}"\n'
+
+    return INCLUDE.sub(included, text)

@@ -64,10 +64,11 @@ _GAP = 64 * 1024
 _LAST_GAPS = "".join(
     f"\t.section\t{name}\n\t.zero\t{_GAP}\n" for name in ('.tbss.last,"awT",@nobits', 'ece408_constant,"aw"')
 )
-#: What g++ says of CUDA's names and headers that are not in ``cuda/``.
+#: What g++ says of names and headers of CUDA and its libraries that are not in ``cuda/``.
 _LACKING = re.compile(
-    r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__)\w+)’ (?:was not|has not been|does not)"
-    r"|^‘(\w+)’ .*‘[\w:]*\bwmma’|^‘((?:nvcuda|cooperative_groups)\b\S*)’ (?:has|is) not"
+    r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__|tex[123]D|cu(?:blas|dnn|fft|rand|solver|sparse)[A-Z])"
+    r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*)’ (?:was|is|has|does) not"
+    r"|^‘(\w+)’ .*‘[\w:]*\bwmma’"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"
@@ -172,7 +173,7 @@ def _make_support(folder: Path) -> None:
         target = folder / "course" / path.relative_to(_COURSE)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = _rewrite.without_missing_headers(path.read_text(encoding="utf-8"), header_folders())
-        target.write_text(_rewrite.rewrite(text, check=False), encoding="utf-8")
+        target.write_text(_rewrite.rewrite(text), encoding="utf-8")
     shutil.rmtree(folder / "course" / "fallback")
     # One unit, which reads the C++ library's headers once; api.cpp sees the builtin variables as constants.
     native = _HERE / "native"

@@ -6,84 +6,53 @@ All else that CUDA adds to C++ is macros, types and functions of the headers in 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE, mask
 
-from . import _sides
 from ._errors import UnsupportedCodeError
 
 CUDA = Path(__file__).parent / "cuda"
 
-_LAUNCH = re.compile(r"<<<")
-#: nvcc also knows a launch with spaces in its brackets, as some editors write them.
-_SPACED = (re.compile(r"<<[ \t]+<|<[ \t]+<<"), re.compile(r">>[ \t]+>(?=\s*\()|>[ \t]+>>(?=\s*\()"))
+#: The kernel of a launch, with its namespaces and template arguments, and the brackets, which may have spaces.
+_LAUNCH = re.compile(
+    r"((?:::\s*)?\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>\s*)?)?(<[ \t]*<[ \t]*<)"
+)
+_LAUNCH_END = re.compile(r">[ \t]*>[ \t]*>\s*\(")
 _DYNAMIC = re.compile(
-    r"\bextern\s+(volatile\s+)?__shared__\s+((?:__align__|alignas)\s*\([^()]*\)\s*)?"
+    r"\bextern\s+(volatile\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\([^()]*\)\s*)?"
     r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;"
 )
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
+#: Directives and the beginning of a loop with a condition.
+_LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
 _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
 #: g++ knows ``__shared__`` as static, which may stand once.
 _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
+_ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
+#: ``"=r"(a)``, where a may have parentheses.
+_ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\([^()]*\))*)\)')
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
     rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups(/reduce)?)\.h$|.*/include/\w+\.h(pp)?$)"
 )
-#: What the emulator does not have: the code, and what to say.
-_UNSUPPORTED = (
-    (r"\b(cublas|cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(", "calls of the library {}"),
-    (r"\b(cub|thrust)\s*::", "the library {}"),
-    (r"#[ \t]*include[ \t]*<(cub|thrust)/", "the library {}"),
-    (r"\b(texture|surface)\s*<", "{} references"),
-    (r"\b(tex[123]D\w*|cudaCreateTextureObject|cudaBindTexture\w*)\s*[<(]", "textures ({})"),
-    (r"\b(cudaGraph\w+|cudaStreamBeginCapture)\s*\(", "CUDA graphs ({})"),
-    (r"\b(cudaLaunch\w*|cudaConfigureCall)\s*\(", "launches by {}"),
-    (r"\b(cu(?:Init|Ctx|Module|Mem|Launch|Func)[A-Z]\w*)\s*\(", "CUDA's driver ({})"),
-)
 
 
-def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
-    """Return C++ for ``cuda/ece408_emulator.h``.
-
-    Args:
-        unroll: whether to unroll loops where the source asks for it, so that accesses are those of a GPU.
-        check: whether to look for what the emulator lacks.
+def rewrite(text: str, unroll: bool = True) -> str:
+    """Return C++ for ``cuda/ece408_emulator.h``, with loops unrolled where the source asks for it if ``unroll``.
 
     Raises:
-        UnsupportedCodeError: the source uses what the emulator lacks; it has the line.
+        UnsupportedCodeError: the source has assembly that the emulator lacks, or a launch in an unknown form.
     """
-    masked = mask(text)
-    for pattern, what in _UNSUPPORTED if check else ():
-        found = re.search(pattern, masked)
-        if found:
-            name = next((group for group in found.groups() if group), "")
-            raise UnsupportedCodeError(_line(text, found.start()), f"the emulator does not have {what.format(name)}")
-    if check:
-        _sides.check(text)
-    text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), _dynamic_shared(text, masked))
-    text = _without_spaces(text)
+    text = _replace_all(text, _DYNAMIC, _dynamic_shared)
+    text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
     text = _replace_all(text, _ASM, _assembly)
     text = _replace_all(text, _LAUNCH, _launch)
-
-    return _unrolled(text) if unroll else _UNROLL.sub("", text)
-
-
-def _unrolled(text: str) -> str:
-    """Write ``#pragma unroll`` as GCC's, in front of loops with a condition: GCC refuses it elsewhere."""
-    masked = mask(text)
-
-    def unrolled(found: re.Match[str]) -> str:
-        loop = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\(").match(masked, found.end())
-        first = _at_depth_0(masked, loop.end(), ";", statement=False) if loop else -1
-        if first < 0 or masked[first + 1 :].lstrip().startswith(";"):
-            return ""
-        return f"{found[1]}GCC unroll {found[2] if found[2].isdigit() else '65534'}"
-
-    return _UNROLL.sub(unrolled, text)
+    return _replace_all(text, _UNROLL, _unrolled) if unroll else _UNROLL.sub("", text)
 
 
 def without_missing_headers(text: str, there: tuple[Path, ...]) -> str:
@@ -97,22 +66,71 @@ def without_missing_headers(text: str, there: tuple[Path, ...]) -> str:
     return INCLUDE.sub(kept, text)
 
 
-def local_includes(text: str, folder: Path) -> list[Path]:
-    """Return the files of the source's folder that it includes by quotes."""
-    masked_names = (found[2] for found in INCLUDE.finditer(text) if found[2])
-    return [folder / name for name in masked_names if (folder / name).is_file()]
+def as_kernel(callee: str) -> str:
+    """Return the first arguments of ``::emulator::launch(...)``: the kernel's name, and a call of it."""
+    name = re.match(r"(?:\s*::)?(?:\s*\w+\s*::)*\s*(\w*)", callee)
+    assert name is not None
+    return f'"{name[1]}", [=](auto... ece408_p) ECE408_PLAIN __attribute__((noinline)) {{ {callee}(ece408_p...); }}'
 
 
-def with_include(text: str, name: str, content: str, own: str) -> str:
-    """Put the content of a file in the place of the line that includes it by quotes; lines keep their numbers."""
+def _replace_all(
+    text: str, pattern: re.Pattern[str], replacement: Callable[[str, str, re.Match[str]], tuple[int, str]]
+) -> str:
+    """Replace what the pattern finds outside comments and literals; lines keep their numbers.
 
-    def replaced(found: re.Match[str]) -> str:
-        if found[2] is None or Path(found[2]).name != name:
-            return found[0]
-        line = text.count("\n", 0, found.start()) + 1
-        return f'\n#line 1 "{name}"\n{content}\n#line {line} "{own}"\n'
+    ``replacement(text, masked, match)`` returns the end of what it replaces, and the new text.
+    """
+    start = 0
+    while found := pattern.search(masked := mask(text), start):
+        end, new = replacement(text, masked, found)
+        new += "\n" * (text.count("\n", found.start(), end) - new.count("\n"))
+        text, start = text[: found.start()] + new + text[end:], found.start() + len(new)
+    return text
 
-    return INCLUDE.sub(replaced, text)
+
+def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    kind = f"{found[1] or ''}{found[2]}"
+    return found.end(), f"{kind} *const {found[3]} = ({kind} *)::emulator::dynamic_shared;"
+
+
+def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    if text[found.start(2) : found.end(2)] != found[2]:  # << "text" <<
+        return found.end(), text[found.start() : found.end()]
+    close = _LAUNCH_END.search(masked, found.end())
+    end = _closing(masked, close.end()) if close else -1
+    if found[1] is None or close is None or ";" in masked[found.end() : close.start()] or end < 0:
+        said = "expected kernel<<<grid, block>>>(arguments), got other text"
+        raise UnsupportedCodeError(_line(text, found.start()), said)
+    kernel = as_kernel(text[found.start() : found.end(1)].strip())
+    comma = ", " if masked[close.end() : end].strip() else ""
+    space = "\n" * close[0].count("\n")
+    arguments = f"{kernel}{comma}{text[close.end() : end]}"
+    return end + 1, f"::emulator::launch({text[found.end() : close.start()]}){space}({arguments})"
+
+
+def _unrolled(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    """Write ``#pragma unroll`` as GCC's, in front of loops with a condition: GCC refuses it elsewhere."""
+    if not _LOOP.match(masked, found.end()):
+        return found.end(), ""
+    return found.end(), f"{found[1]}GCC unroll {found[2] if found[2].isdigit() else '65534'}"
+
+
+def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    """Write ``asm("op %0, %1;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b)``."""
+    end = _closing(masked, found.end())
+    inside = text[found.end() : end]
+    strings = _ASM_TEXT.match(inside)
+    template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', strings[1] if strings else ""))
+    template = template.replace("\\n", " ").replace("\\t", " ").strip()
+    if end >= 0 and not template:
+        return end + 1, "(void)0"
+    instruction, _, rest = template.rstrip("; ").partition(" ")
+    name, operands = re.sub(r"\W+", "_", instruction), _ASM_OPERAND.findall(inside)
+    in_order = list(dict.fromkeys(map(int, re.findall(r"%(\d+)", rest)))) == list(range(len(operands)))
+    if end < 0 or ";" in rest or not in_order or name not in _instructions():
+        said = f"the emulator does not have the PTX instruction {template}"
+        raise UnsupportedCodeError(_line(text, found.start()), said)
+    return end + 1, f"::emulator::ptx::{name}({', '.join(' '.join(one.split()) for one in operands)})"
 
 
 @cache
@@ -125,135 +143,11 @@ def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def _replace_all(text: str, pattern: re.Pattern[str], replace: object) -> str:
-    """Replace what the pattern finds outside comments: ``replace(text, masked, match)`` returns a range and text."""
-    start = 0
-    while True:
-        masked = mask(text)
-        found = pattern.search(masked, start)
-        if found is None:
-            return text
-        begin, end, new = replace(text, masked, found)  # type: ignore[operator]
-        text, start = text[:begin] + new + text[end:], begin + len(new)
-
-
-def _without_spaces(text: str) -> str:
-    """Write ``<< <`` and ``>> >`` of launches without the spaces, which go behind them."""
-    masked = mask(text)
-
-    def joined(found: re.Match[str]) -> str:
-        code = masked[found.start() : found.end()] == found[0]
-        return "".join(found[0].split()).ljust(len(found[0])) if code else found[0]
-
-    opened = _SPACED[0].sub(joined, text)
-    return text if opened == text else _SPACED[1].sub(joined, opened)
-
-
-def _dynamic_shared(text: str, masked: str) -> str:
-    for found in reversed(list(_DYNAMIC.finditer(masked))):
-        kind = f"{found[1] or ''}{found[3]}"
-        new = f"{kind} *const {found[4]} = ({kind} *)::emulator::dynamic_shared;"
-        text = text[: found.start()] + new + "\n" * found[0].count("\n") + text[found.end() :]
-    return text
-
-
-def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str]:
-    begin, at = _callee(masked, found.start()), found.end()
-    close = _at_depth_0(masked, at, ">>>")
-    opening = close + 3
-    while close >= 0 and masked[opening : opening + 1].isspace():
-        opening += 1
-    end = _at_depth_0(masked, opening + 1, ")") if masked[opening : opening + 1] == "(" else -1
-    if begin < 0 or close < 0 or end < 0:
-        raise UnsupportedCodeError(
-            _line(text, found.start()), "expected kernel<<<grid, block>>>(arguments), got other text"
-        )
-    callee, config = text[begin : found.start()].strip(), text[at:close]
-    space, arguments = text[close + 3 : opening], text[opening + 1 : end]
-    comma = ", " if masked[opening + 1 : end].strip() else ""
-    return begin, end + 1, f"::emulator::launch({config}){space}({as_kernel(callee)}{comma}{arguments})"
-
-
-def as_kernel(callee: str) -> str:
-    """Return the first arguments of ``::emulator::launch(...)``: the kernel's name, and a call of it."""
-    name = re.match(r"(?:\s*::)?(?:\s*\w+\s*::)*\s*(\w*)", callee)
-    assert name is not None
-    return f'"{name[1]}", [=](auto... ece408_p) ECE408_PLAIN __attribute__((noinline)) {{ {callee}(ece408_p...); }}'
-
-
-def _callee(masked: str, end: int) -> int:
-    """Return where the kernel's name, with its namespaces and template arguments, begins; -1 where there is none."""
-    i = end
-    while True:
-        i = len(masked[:i].rstrip())
-        if masked[i - 1 : i] == ">":
-            i = _back(masked, i - 1, "<", ">")
-            i = len(masked[:i].rstrip())
-        elif masked[i - 1 : i] == ")":
-            return _back(masked, i - 1, "(", ")")
-        name = re.search(r"[A-Za-z_]\w*$", masked[:i])
-        if name is None:
-            return -1
-        before = masked[: name.start()].rstrip()
-        if not before.endswith("::"):
-            return name.start()
-        i = len(before) - 2
-        if not re.search(r"[\w>]\s*$", masked[:i]):
-            return i
-
-
-def _back(masked: str, at: int, opening: str, closing: str) -> int:
-    depth = 0
-    for i in range(at, -1, -1):
-        depth += (masked[i] == closing) - (masked[i] == opening)
+def _closing(masked: str, start: int) -> int:
+    """Return where the parenthesis closes that is open in front of ``start``; -1 where none does."""
+    depth = 1
+    for found in re.compile("[()]").finditer(masked, start):
+        depth += 1 if found[0] == "(" else -1
         if not depth:
-            return i
-    return 0
-
-
-def _at_depth_0(masked: str, start: int, wanted: str, statement: bool = True) -> int:
-    """Return where ``wanted`` stands outside all brackets that open behind ``start``; -1 if not in the statement."""
-    depth = 0
-    for i in range(start, len(masked)):
-        if not depth and masked.startswith(wanted, i):
-            return i
-        depth += (masked[i] in "([{") - (masked[i] in ")]}")
-        if depth < 0 or (statement and masked[i] == ";"):
-            return -1
+            return found.start()
     return -1
-
-
-def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str]:
-    """Write ``asm("op %0, %1;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b)``."""
-    end = _at_depth_0(masked, found.end(), ")", statement=False)
-    if end < 0:
-        raise UnsupportedCodeError(_line(text, found.start()), "expected asm(...), got no closing parenthesis")
-    parts = _split(text[found.end() : end], ":")
-    template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', parts[0])).replace("\\n", " ").replace("\\t", " ").strip()
-    lines = "\n" * text[found.start() : end + 1].count("\n")
-    if not template:
-        return found.start(), end + 1, f"(void)0{lines}"
-    operands = [_expression(one) for part in parts[1:3] for one in _split(part, ",") if one.strip()]
-    instruction, _, rest = template.rstrip("; ").partition(" ")
-    order = list(dict.fromkeys(map(int, re.findall(r"%(\d+)", rest))))
-    name = re.sub(r"\W+", "_", instruction)
-    if ";" in rest or order != list(range(len(operands))) or name not in _instructions():
-        raise UnsupportedCodeError(
-            _line(text, found.start()), f"the emulator does not have the PTX instruction {template}"
-        )
-    return found.start(), end + 1, f"::emulator::ptx::{name}({', '.join(operands)}){lines}"
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Split text at a letter that stands outside all brackets."""
-    pieces, masked, start = [], mask(text), 0
-    while (end := _at_depth_0(masked, start, separator, statement=False)) >= 0:
-        pieces.append(text[start:end])
-        start = end + 1
-    return [*pieces, text[start:]]
-
-
-def _expression(operand: str) -> str:
-    """Return a of ``"=r"(a)``."""
-    inside = operand[operand.index("(", operand.index('"', operand.index('"') + 1)) :].strip()
-    return re.sub(r"\s+", " ", inside[1:-1])

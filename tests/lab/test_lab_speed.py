@@ -155,7 +155,10 @@ def test_a_file_that_the_emulator_lacks_parts_for_is_timed(
     path.write_text(STARTER.read_text(encoding="utf-8").replace("  const int B =", "  cublasCreate(0); const int B ="))
     assert lab.main([str(path), *LAYER, "--images", "20"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "without counters, since the emulator cannot run it: line 30: the emulator does not have calls" in printed
+    assert (
+        "without counters, since the emulator cannot run it: line 30: the emulator does not have cublasCreate"
+        in printed
+    )
     assert "yours" in printed
 
 
