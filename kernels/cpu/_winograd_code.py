@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime.llvm import I64, Cpu, Function, Module, Value
 
 from ._ir import LINE_FLOATS, add_products, claimed_images, each_piece, transposed
-from ._winograd_plan import RAW_ROWS, Step, Terms, WinogradPlan
+from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan
 
 #: Channels that are unrolled, at most.
 UNROLL = 4
@@ -18,43 +17,24 @@ UNROLL = 4
 PREFETCH_FILTERS = 2
 
 
-class Kind(NamedTuple):
-    """What distinguishes one function of a step from another: its tile, and what it does with the sums."""
-
-    filters: int
-    pairs: int
-    begins: bool
-    adds: bool
-    subtracts: bool
-    last: bool
-
-    @classmethod
-    def of(cls, step: Step, filters: int, pairs: int) -> Kind:
-        """Return the kind that a step needs for a tile of that size."""
-        return cls(filters, pairs, step.begin is not None, step.add is not None, step.less is not None, step.last)
+def outputs(first: Value, second: Value, both: Value, opposite: Value | None = None) -> list[Value]:
+    """Return two neighbouring outputs of the sums of their classes of products."""
+    if opposite is None:
+        return [first + both, second + both]
+    return [first + (both + opposite), second + (both - opposite)]
 
 
-def _step_tile(module: Module, plan: WinogradPlan, kind: Kind) -> Function:
-    """Build (table, w, begin, add, to, less, x, count), which adds a step's ``count`` products of all channels.
+def _class_tile(module: Module, plan: WinogradPlan, filters: int, pairs: int) -> Function:
+    """Build (table, w, to, x, count), which adds up ``count`` products, one class's, of all channels.
 
-    It is one class of products, for some filters and some neighbouring pairs of columns. ``table`` has the addresses of
-    their inputs; those of the tile are ``x`` bytes further on. ``w`` is the block's packed weights of the step. The
-    others are the sums of the block's first filter: see ``_winograd_plan.Step``.
+    They are those of some filters and some neighbouring pairs of columns. ``table`` has the addresses of their inputs;
+    those of the tile are ``x`` bytes further on. ``w`` are the block's packed weights of the class.
     """
-    (filters, pairs), lanes, channels = kind[:2], plan.lanes, plan.layer.channels
-    name = "tile_" + "_".join(str(int(word)) for word in kind)
-    with Function(module, name, "table:i64 w begin add to less", "x count") as f:
-        table, w, begin, add, to, less, x, count = f.arguments
-
-        def pointers(array: Value, output: bool) -> list[Value]:
-            filter_stride, pair_stride = (plan.output_stride, 2 * lanes) if output else (plan.sum_stride, lanes)
-            return [array[m * filter_stride + p * pair_stride] for m in range(filters) for p in range(pairs)]
-
-        sums = [f.vector(0.0)] * (filters * pairs)
-        if kind.begins:
-            sums = [pointer.load(lanes, aligned=True) for pointer in pointers(begin, False)]
+    lanes, channels = plan.lanes, plan.layer.channels
+    with Function(module, f"tile_{filters}_{pairs}", "table:i64 w to", "x count") as f:
+        table, w, to, x, count = f.arguments
         unroll = max(u for u in range(1, UNROLL + 1) if channels % u == 0)
-        with f.loop(count, sums) as each:
+        with f.loop(count, [f.vector(0.0)] * (filters * pairs)) as each:
             inputs = (table[each.index].load() + x).pointer_at(0, "f32")
             weights = w[each.index * (channels * filters)]
             with f.loop(channels // unroll, each.values) as some:
@@ -64,15 +44,28 @@ def _step_tile(module: Module, plan: WinogradPlan, kind: Kind) -> Function:
                     factors = weights[some.index * (unroll * filters)][u * filters]
                     some.values = add_products(some.values, values, factors, filters)
             each.values = some.values
-        sums = each.values
-        if kind.adds:
-            more = [pointer.load(lanes, aligned=True) for pointer in pointers(add, False)]
-            if kind.subtracts:
-                for total, other, pointer in zip(sums, more, pointers(less, False)):
-                    pointer.store(total - other, aligned=True)
-            sums = [total + other for total, other in zip(sums, more)]
-        for total, pointer in zip(sums, pointers(to, kind.last)):
-            pointer.store(total, aligned=True)
+        for number, total in enumerate(each.values):
+            m, p = divmod(number, pairs)
+            to[m * plan.sum_stride + p * lanes].store(total, aligned=True)
+    return f
+
+
+def _add_classes(module: Module, plan: WinogradPlan, filters: int, pairs: int) -> Function:
+    """Build (sums, to), which fills a tile's outputs, 2 x 2 per filter and pair of columns, from the classes' sums."""
+    lanes = plan.lanes
+    with Function(module, f"add_classes_{filters}_{pairs}", "sums to") as f:
+        sums, to = f.arguments
+        with f.range(filters) as m:
+            for p in range(pairs):
+                rows: dict[str, dict[str, Value]] = {}
+                for number, (down, across) in enumerate(plan.classes):
+                    of_class = sums[m * plan.sum_stride + (number * plan.class_stride + p * lanes)]
+                    rows.setdefault(down, {})[across] = of_class.load(lanes, aligned=True)
+                halves = {down: outputs(**row) for down, row in rows.items()}
+                for side in range(2):
+                    for row, value in enumerate(outputs(**{down: half[side] for down, half in halves.items()})):
+                        start = row * plan.output_row_stride + (2 * p + side) * lanes
+                        to[m * plan.output_stride + start].store(value, aligned=True)
     return f
 
 
@@ -167,49 +160,38 @@ def _output_rows(module: Module, plan: WinogradPlan) -> Function:
 
 
 def _input_addresses(plan: WinogradPlan, scratch: Value, number: Value) -> Value:
-    """Fill the table of the products' input addresses for pair of output rows ``number``, in the order of the steps."""
+    """Fill the table of the products' input addresses for pair of output rows ``number``, in the classes' order."""
     ring = []
     for shift in range(plan.ring):
         ring.append(scratch[(number + shift) % plan.ring * plan.row_stride + plan.offsets["ring"]])
     table = scratch[plan.offsets["table"]].to("i64")
-    pairs = [pair for step in plan.steps for pair in plan.products(step)]
-    for entry, (down, across) in enumerate(pairs):
+    numbers = [pair for families in plan.classes for pair in plan.products(*families)]
+    for entry, (down, across) in enumerate((plan.cut.slots[i], plan.cut.slots[j]) for i, j in numbers):
         form = down.form * len(plan.cut.forms) + across.form
         address = ring[down.shift][form * plan.form_stride + across.shift * plan.pair_stride]
         table[entry].store(Value(scratch.f, scratch.f.b.ptrtoint(address.ir, I64)))
     return table
 
 
-def _sums(plan: WinogradPlan, scratch: Value, name: str | None, above: Value, column: Value) -> Value:
-    """Return the pointer to the sums ``name`` of a step, for the filter with ``above`` filters before it."""
-    if name is None:
-        return scratch  # unused
-    if not name.startswith("y"):
-        return scratch[above * plan.sum_stride + plan.offsets[name]]
-    row, side = int(name[1]), int(name[2])
-    first = plan.offsets["y"] + row * plan.output_row_stride + side * plan.lanes
-    return scratch[above * plan.output_stride + column * (2 * plan.lanes) + first]
-
-
 def _rows(module: Module, plan: WinogradPlan) -> Function:
     """Build (w, scratch, number), which computes pair of output rows ``number`` from the inputs in the ring."""
     channels = plan.layer.channels
-    sizes = [(filters, pairs) for filters, _ in plan.blocks for pairs, _ in plan.tiles]
-    kinds = dict.fromkeys(Kind.of(step, *size) for size in sizes for step in plan.steps)
-    tiles = {kind: _step_tile(module, plan, kind) for kind in kinds}
+    tiles = {(m, p): _class_tile(module, plan, m, p) for m, _ in plan.blocks for p, _ in plan.tiles}
+    finish = {(m, p): _add_classes(module, plan, m, p) for m, p in tiles}
     with Function(module, "rows", "w scratch", "number") as f:
         w, scratch, number = f.arguments
         table = _input_addresses(plan, scratch, number)
+        sums, to = scratch[plan.offsets["sums"]], scratch[plan.offsets["y"]]
         for pairs, column, _ in each_piece(f, plan.tiles):
-            entry, x = 0, column * (ITEM_BYTES * plan.pair_stride)
-            for step in plan.steps:
-                count = len(plan.products(step))
-                for filters, above, _ in each_piece(f, plan.blocks):
+            x = column * (ITEM_BYTES * plan.pair_stride)
+            for filters, above, _ in each_piece(f, plan.blocks):
+                entry = 0
+                for place, families in enumerate(plan.classes):
+                    count = len(plan.products(*families))
                     weights = w[above * (plan.product_count * channels) + entry * channels * filters]
-                    names = (step.begin, step.add, step.to, step.less)
-                    sums = [_sums(plan, scratch, name, above, column) for name in names]
-                    tiles[Kind.of(step, filters, pairs)](table[entry], weights, *sums, x, count)
-                entry += count
+                    tiles[filters, pairs](table[entry], weights, sums[place * plan.class_stride], x, count)
+                    entry += count
+                finish[filters, pairs](sums, to[column * (2 * plan.lanes) + above * plan.output_stride])
     return f
 
 

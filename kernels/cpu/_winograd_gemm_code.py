@@ -21,6 +21,7 @@ from ._ir import (
     transposed,
     whole_lines,
 )
+from ._winograd_code import outputs
 
 #: Forms of a tile's 4 x 4 inputs.
 FORMS = 16
@@ -72,19 +73,13 @@ class GemmPlan:
 
 def _forms(x: list[Value]) -> list[Value]:
     """Return the four sums of inputs whose products give two outputs: see ``_winograd_plan``."""
-    return [x[0] - x[2], x[1] + x[2], x[2] - x[1], x[3] - x[1]]
-
-
-def _outputs(products: list[Value]) -> list[Value]:
-    """Return the two outputs of four products."""
-    first, both, opposite, second = products
-    return [first + (both + opposite), second + (both - opposite)]
+    return [x[0] - x[2], x[3] - x[1], x[1] + x[2], x[2] - x[1]]
 
 
 def _weight_forms(taps: list[Value]) -> list[Value]:
     """Return the four sums of three taps."""
     outer, middle = (taps[0] + taps[2]) * 0.5, taps[1] * 0.5
-    return [taps[0], outer + middle, outer - middle, taps[2]]
+    return [taps[0], taps[2], outer + middle, outer - middle]
 
 
 def weights_function(plan: GemmPlan, strides: Pair, turned: bool, target: Cpu) -> Function:
@@ -264,8 +259,8 @@ def _outputs_of(module: Module, plan: GemmPlan) -> Function:
                 with f.loop(_vectors(segment.tiles, lanes), m.values) as part:
                     tile = part.index * lanes
                     sums = [source[tile][form * plan.form_strides[1]].load(lanes) for form in range(FORMS)]
-                    across = [_outputs(sums[4 * down : 4 * down + 4]) for down in range(4)]
-                    lines = list(zip(*(_outputs(list(column)) for column in zip(*across))))
+                    across = [outputs(*sums[4 * down : 4 * down + 4]) for down in range(4)]
+                    lines = list(zip(*(outputs(*column) for column in zip(*across))))
                     for value in (value for line in lines for value in line):
                         part.values = [value.fma(zero, part.values[0])]
                     column = (segment.column + tile) * 2

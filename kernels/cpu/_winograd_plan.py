@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 
@@ -19,8 +20,8 @@ RAW_ROWS = 4
 #: Terms of a sum, as (position, sign) pairs.
 Terms = tuple[tuple[int, int], ...]
 
-#: Classes of products, by the outputs that they belong to: y0 = a + c + d, y1 = b + c - d.
-FIRST, SECOND, BOTH, OPPOSITE = "abcd"
+#: Classes of products along an axis, by the outputs that they belong to: see ``_winograd_code.outputs``.
+FIRST, SECOND, BOTH, OPPOSITE = "first", "second", "both", "opposite"
 
 
 @dataclass(frozen=True)
@@ -107,48 +108,6 @@ def make_cut(groups: tuple[int, ...]) -> Cut:
     return Cut(groups, tuple(forms), tuple(slots))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One class of products down and one across, of all channels, and what happens to their sum.
-
-    The sum begins with ``begin``, a sum of an earlier step, or with zeros. sum + ``add`` goes to ``to``, and, if there
-    is a ``less``, sum - ``add`` goes there. "y00" to "y11" are the four outputs.
-    """
-
-    down: str
-    across: str
-    begin: str | None
-    add: str | None
-    to: str
-    less: str | None = None
-
-    @property
-    def last(self) -> bool:
-        """Whether the result is an output."""
-        return self.to.startswith("y")
-
-
-def make_steps(opposite: bool) -> tuple[Step, ...]:
-    """Return all steps, each after those whose sums it uses; ``opposite``: there are products of that class."""
-    steps = []
-    for down in (OPPOSITE, BOTH, FIRST, SECOND)[not opposite :]:
-        if opposite:
-            steps += [Step(down, OPPOSITE, None, None, "other"), Step(down, BOTH, None, "other", "even", "odd")]
-        else:
-            steps += [Step(down, BOTH, None, None, "even")]
-        for column, (across, begin) in enumerate(((FIRST, "even"), (SECOND, "odd" if opposite else "even"))):
-            if down == OPPOSITE:
-                steps.append(Step(down, across, begin, None, f"opposite{column}"))
-            elif down == BOTH and opposite:
-                steps.append(Step(down, across, begin, f"opposite{column}", f"upper{column}", f"lower{column}"))
-            elif down == BOTH:
-                steps.append(Step(down, across, begin, None, f"upper{column}"))
-            else:
-                both = f"{'upper' if down == FIRST or not opposite else 'lower'}{column}"
-                steps.append(Step(down, across, begin, both, f"y{int(down == SECOND)}{column}"))
-    return tuple(steps)
-
-
 def _stride(floats: int) -> int:
     """Return a stride of at least that many floats; a multiple of many cache lines would use a few cache sets only."""
     return floats + LINE_FLOATS * (floats % (4 * LINE_FLOATS) == 0)
@@ -164,7 +123,7 @@ class WinogradPlan:
     wide           pairs of columns of inputs
     raw_width      columns of the image that forms read: more than it has
     rows_together  whether the outputs of two rows are contiguous, as they are in y: no column is left out
-    steps          the steps of a pair of output rows, in order
+    classes        the classes of products, down and across, in the order in which they are computed
     product_count  products per channel for two by two outputs
     values_seen    values of an image that are transposed, some of them twice
     offsets        the offset of each part of a thread's scratch, in floats, and the size of all under "end"
@@ -172,7 +131,8 @@ class WinogradPlan:
     The inputs are [row of a ring][form down][form across][pair of columns][channel][image], where a row stands for two
     output rows: ``pair_stride``, ``form_stride`` (of a form across) and ``row_stride`` are their strides.
     ``output_row_stride`` and ``output_stride`` are the floats from a row of outputs, and from a filter's outputs of two
-    rows, to the next; ``sum_stride`` those from one filter's sums between two steps to the next's.
+    rows, to the next. The sums are [filter of a block][class][pair of columns of a tile][image]; ``sum_stride`` and
+    ``class_stride`` are their strides.
     """
 
     def __init__(self, layer: ConvProblem, lanes: int, cut: Cut, blocks: Pieces, tiles: Pieces) -> None:
@@ -185,8 +145,10 @@ class WinogradPlan:
         self.raw_width = 2 * self.wide + cut.reach
         self.rows_together = layer.output_width % 2 == 0
         self.output_row_stride, self.output_stride = 2 * self.columns * lanes, (4 * self.columns + 1) * lanes
-        self.sum_stride = (tiles[0][0] | 1) * lanes
-        self.steps = make_steps(bool(cut.family(OPPOSITE)))
+        families = [name for name in (FIRST, BOTH, OPPOSITE, SECOND) if cut.family(name)]
+        self.classes = list(product(families, repeat=2))
+        self.class_stride = tiles[0][0] * lanes
+        self.sum_stride = _stride(len(self.classes) * self.class_stride)
         self.product_count = len(cut.slots) ** 2
         rows_seen = 2 * (self.rows + self.ring - 2) + cut.reach + 1
         self.values_seen = layer.channels * rows_seen * -(-layer.width // lanes) * lanes
@@ -194,12 +156,11 @@ class WinogradPlan:
 
     def _offsets(self) -> dict[str, int]:
         filters, lanes = self.layer.filters, self.lanes
-        sums = sorted({name for step in self.steps for name in (step.to, step.less) if name and name[0] != "y"})
         sizes = {
             "table": 2 * self.product_count,
             "raw": RAW_ROWS * self.layer.channels * self.raw_width * lanes,
             "y": filters * self.output_stride,
-            **dict.fromkeys(sums, filters * self.sum_stride),
+            "sums": self.blocks[0][0] * self.sum_stride,
             "ring": self.ring * self.row_stride,
         }
         found, end = {}, 0
@@ -208,23 +169,22 @@ class WinogradPlan:
             end += whole_lines(size)
         return {**found, "end": end}
 
-    def products(self, step: Step) -> list[tuple[Slot, Slot]]:
-        """Return the slots down and across of a step's products, in order."""
-        down, across = (self.cut.family(name) for name in (step.down, step.across))
-        return [(self.cut.slots[i], self.cut.slots[j]) for i in down for j in across]
+    def products(self, down: str, across: str) -> list[tuple[int, int]]:
+        """Return the numbers of the slots down and across of a class's products, in order."""
+        return list(product(self.cut.family(down), self.cut.family(across)))
 
     @property
     def cycles(self) -> float:
         """Predicted cycles for ``lanes`` images on a Zen 3.
 
-        The terms were fitted to times with parts left out: products; loads and stores of a step's sums; forms, which
+        The terms were fitted to times with parts left out: products; loads and stores of a class's sums; forms, which
         are stored in L2; the transposition of outputs.
         """
         channels, filters = self.layer.channels, self.layer.filters
         products = self.product_count * channels * total_cycles(self.blocks, self.tiles, _tile_cycles) / self.columns
-        steps = 4.3 * len(self.steps) * filters
+        sums = 4.3 * len(self.classes) * filters
         inputs = 4 * len(self.cut.forms) ** 2 * channels * self.wide / self.columns
-        return self.rows * self.columns * (products + steps + inputs + 17 * filters)
+        return self.rows * self.columns * (products + sums + inputs + 17 * filters)
 
     @property
     def plain_cycles(self) -> float:
@@ -283,9 +243,9 @@ def magnitude_weights(w: np.ndarray) -> np.ndarray:
 def bound(problem: ConvProblem) -> float:
     """Return the largest |y - exact| as a share of the sum of |x| times ``magnitude_weights``.
 
-    Each product takes part in no more additions than in a plain sum, and in a few roundings before and after them: two
-    of its input, one of its weight, three where classes are added (N. Higham, Accuracy and Stability of Numerical
-    Algorithms, section 3.1).
+    A class has no more than a quarter of a plain sum's products. Each takes part in a few roundings besides the class's
+    additions: two of its input, one of its weight, four where classes are added (N. Higham, Accuracy and Stability of
+    Numerical Algorithms, section 3.1).
     """
     return sum_bound(problem.products + 6)
 
@@ -301,7 +261,6 @@ def packed_weights(plan: WinogradPlan, w: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         down = (factors @ taps.reshape(kernel, -1)).reshape(len(factors), kernel, -1)
         combined = np.matmul(factors, down).astype(np.float32)  # (slots down, slots across, C M)
-    numbers = {id(slot): number for number, slot in enumerate(plan.cut.slots)}
-    pairs = [(numbers[id(one)], numbers[id(other)]) for step in plan.steps for one, other in plan.products(step)]
+    pairs = [pair for families in plan.classes for pair in plan.products(*families)]
     ordered = combined[tuple(zip(*pairs))]  # (products, C M)
     return np.ascontiguousarray(packed(plan.blocks, ordered.reshape(-1, layer.filters).T))

@@ -9,9 +9,9 @@ of inputs in the outputs' own windows:
 
 Applied to rows and columns, 5 x 5 taps take 64 or 49 products for 2 x 2 outputs instead of 100, 7 x 7 take 121 or 100
 instead of 196, and 3 x 3 take 16 instead of 36. Products form classes by the outputs that they belong to
-(``_winograd_plan.Step``). A tile of F filters x P pairs of columns stays in registers for all products of a class and
-all channels, as in ``direct``. A vector holds one value of as many images as it has lanes, so the sums of inputs and
-outputs are whole vectors.
+(``_winograd_code.outputs``). A tile of F filters x P pairs of columns stays in registers for all products of a class
+and all channels, as in ``direct``. A vector holds one value of as many images as it has lanes, so the sums of inputs
+and outputs are whole vectors.
 
     x --transpose--> rows of [column][image] --add inputs--> ring of rows in L2 --multiply--> outputs --transpose--> y
 
