@@ -48,16 +48,15 @@ from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _winograd_code, direct
+from ._ir import LINE_FLOATS
 from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, packed_weights
 
 #: The share of zeros from which an image counts as sparse.
 ZEROS = 0.75
 
-#: The most zeros of an image that are counted: the counter is a float32.
-MOST_COUNTED = 2**24 - 1
-
-#: Images that are sampled before any is computed, and bytes of images that ``direct`` recomputes at a time.
-SAMPLE, RECOMPUTED_BYTES = 32, 16 << 20
+#: Groups of neighbouring pixels, each as long as a cache line, by which an image's zeros are estimated, and bytes of
+#: images that ``direct`` recomputes at a time.
+SAMPLES, RECOMPUTED_BYTES = 16, 16 << 20
 
 #: The share of sparse images up to which they are always computed twice.
 LEAST_SPARSE = 0.1
@@ -133,15 +132,16 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(found_reasons)}")
     plan, conv = _layer(problem.with_batch(1), cpu())
     packed = packed_weights(plan, w)
+    sparse = sparse_images(x, 1 - ZEROS, SAMPLES)
     # With more sparse images than this, computing them twice takes longer than winograd saves on all.
-    too_sparse = _sparse_share(x) > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
+    too_sparse = sparse.mean() > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
     if too_sparse or _too_small(w) or not np.isfinite(packed).all():
         direct.run(problem, x, w, out, threads)
         return
     memory.advise_huge_pages(out)
     counter = np.zeros(1, np.int64)
     groups = -(-problem.batch // plan.lanes)
-    found = memory.aligned(groups * 2 * plan.lanes)
+    found = memory.aligned(groups * plan.lanes)
     most = max(1, direct.CHUNK_BYTES * problem.batch // (out.nbytes * plan.lanes))
 
     def work(part: int) -> None:
@@ -149,7 +149,10 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         conv(*map(memory.address, arguments), problem.batch, groups, most, 2 * threads)
 
     share(work, threads, threads)
-    recompute(problem, (x, w, out), _doubtful(plan, found.reshape(groups, 2, plan.lanes), problem.batch), threads)
+    starts = np.minimum(np.arange(groups) * plan.lanes, problem.batch - plan.lanes)
+    images = starts[:, None] + np.arange(plan.lanes)
+    sparse[images[~np.isfinite(found.reshape(images.shape))]] = True
+    recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
 
 
 def _too_small(w: np.ndarray) -> bool:
@@ -157,19 +160,13 @@ def _too_small(w: np.ndarray) -> bool:
     return bool(((sizes < SMALLEST_WEIGHT) & (sizes > 0)).any())
 
 
-def _sparse_share(x: np.ndarray) -> float:
-    """Return the share of sparse images among a sample."""
-    some = x[:: -(-len(x) // SAMPLE)]
-    return float(np.mean([np.mean(image == 0) > ZEROS for image in some]))
-
-
-def _doubtful(plan: WinogradPlan, found: np.ndarray, batch: int) -> np.ndarray:
-    """Return the numbers of images that are sparse or have an output that is not finite: see _winograd_code.build."""
-    starts = np.minimum(np.arange(len(found)) * plan.lanes, batch - plan.lanes)
-    images = starts[:, None] + np.arange(plan.lanes)
-    many = min(ZEROS * plan.values_seen, MOST_COUNTED)
-    wrong = ~np.isfinite(found[:, 0]) | (found[:, 1] > many)
-    return np.unique(images[wrong])
+def sparse_images(x: np.ndarray, least: float, samples: int) -> np.ndarray:
+    """Return for each image whether a smaller share than ``least`` of its pixels is not zero, by a sample of them."""
+    flat = x.reshape(len(x), -1)
+    size = min(LINE_FLOATS, flat.shape[1])
+    groups = flat[:, : flat.shape[1] // size * size].reshape(len(x), -1, size)
+    some = groups[:, :: groups.shape[1] // samples | 1]
+    return np.count_nonzero(some, axis=(1, 2)) < least * some[0].size
 
 
 def recompute(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:
