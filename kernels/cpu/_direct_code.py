@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
 
 from . import _tanh_pool
@@ -24,24 +23,6 @@ UNROLL = 16
 
 #: The arguments of the function ``conv``: see ``build``.
 CONV = "x w y scratch counter:i64", "images most parts"
-
-
-class Outputs:
-    """Where an image's convolution goes: to y, or with ``pooling`` to scratch from float ``start`` on, then to y."""
-
-    def __init__(self, module: Module, layer: ConvProblem, pooling: Pooling | None, start: int) -> None:
-        self._size = pooling.size if pooling else math.prod(layer.y_shape[1:])
-        self._pool = _tanh_pool.build(module, pooling) if pooling else None
-        self._start = start
-
-    def of(self, y: Value, scratch: Value, image: Value) -> Value:
-        """Return the pointer for the convolution of an image: filters x rows x columns."""
-        return scratch[self._start] if self._pool else y[image * self._size]
-
-    def done(self, y: Value, scratch: Value, image: Value) -> None:
-        """Emit the pooling, if any, of an image whose convolution is complete."""
-        if self._pool:
-            self._pool(scratch[self._start], y[image * self._size])
 
 
 def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: bool) -> Function:
@@ -226,7 +207,8 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
     module = Module("direct", target)
     shift = _shift(module, plan)
     compute = _compute(module, plan, nontemporal)
-    outputs = Outputs(module, plan.layer, pooling, plan.scratch)
+    pool = _tanh_pool.build(module, pooling) if pooling else None
+    y_size = pooling.size if pooling else math.prod(plan.layer.y_shape[1:])
     x_size = math.prod(plan.layer.x_shape[1:])
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
@@ -242,7 +224,7 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
             return [scratch, scratch[plan.copies]]
 
         with claimed_images(counter, images, most, parts, before) as each:
-            to_y = outputs.of(y, scratch, each.image)
+            to_y = scratch[plan.scratch] if pool else y[each.image * y_size]
             with f.loop(plan.units, each.values) as loop:
                 unit, number = unit_of(each.image, loop.index, to_y), loop.index + 1
                 last = number.equals(plan.units)
@@ -257,7 +239,8 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
                     shift(after.x, to, unit.channels, ahead)  # of a channel more than this unit has
                     loop.values = [to, shifted]
             each.values = loop.values
-            outputs.done(y, scratch, each.image)
+            if pool:
+                pool(to_y, y[each.image * y_size])
         if nontemporal:
             f.nontemporal_fence()
     return f

@@ -24,10 +24,9 @@ from typing import Any
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
 
-from ._direct_code import CONV, Outputs
+from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
 from ._ir import LINE_FLOATS, Pieces, add_products, claimed_images, each_piece, transposed, whole_lines
-from ._tanh_pool import Pooling
 
 #: Bytes of sums that are stored [pixel][filter], so that they stay in L1 or near it.
 STAGE_BYTES = 64 * 1024
@@ -166,19 +165,16 @@ def _rows(module: Module, plan: FilterPlan) -> Function:
     return f
 
 
-def build(plan: FilterPlan, target: Cpu, pooling: Pooling | None = None) -> Function:
-    """Build the function ``conv`` of one layer; its arguments and ``pooling`` as in ``_direct_code.build``."""
+def build(plan: FilterPlan, target: Cpu) -> Function:
+    """Build the function ``conv`` of one layer; its arguments as in ``_direct_code.build``."""
     layer, module = plan.layer, Module("direct", target)
-    rows = _rows(module, plan)
-    outputs = Outputs(module, layer, pooling, plan.scratch)
-    x_size = math.prod(layer.x_shape[1:])
+    rows, (x_size, y_size) = _rows(module, plan), (math.prod(shape[1:]) for shape in (layer.x_shape, layer.y_shape))
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
-        with claimed_images(counter, images, most, parts) as each:
-            to = outputs.of(y, scratch, each.image)
-            with f.range(-(-layer.output_height // plan.rows)) as band:
-                row = (band * plan.rows).min(layer.output_height - plan.rows)
-                here = x[each.image * x_size][row * layer.width]
-                rows(here, w, to[row * layer.output_width], scratch, x[each.following * x_size], band)
-            outputs.done(y, scratch, each.image)
+        bands = -(-layer.output_height // plan.rows)
+        with claimed_images(counter, images, most, parts) as each, f.range(bands) as band:
+            row = (band * plan.rows).min(layer.output_height - plan.rows)
+            here = x[each.image * x_size][row * layer.width]
+            to = y[each.image * y_size][row * layer.output_width]
+            rows(here, w, to, scratch, x[each.following * x_size], band)
     return f

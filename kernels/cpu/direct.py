@@ -78,7 +78,7 @@ NONTEMPORAL_BYTES = 32 << 20
 def _compiled(plan: DirectPlan | FilterPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Any:
     if isinstance(plan, DirectPlan):
         return _direct_code.build(plan, target, nontemporal, pooling).compiled()
-    return _direct_filters.build(plan, target, pooling).compiled()
+    return _direct_filters.build(plan, target).compiled()
 
 
 def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarray:
@@ -114,15 +114,15 @@ def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledL
     layer = _padded.plain(problem)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
-    plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
-    one_element = layer.products == layer.channels
-    large_planes = one_element and layer.output_height * layer.output_width >= LARGE_PLANE
-    # With one unit, its tiles are at least as fast as FilterPlan's.
-    if isinstance(plan, DirectPlan) and plan.units > 1 and not (large_planes and plan.units > 2):
-        plan = make_filter_plan(layer, target.lanes, target.registers) or plan
     pooling = Pooling(layer, problem.full) if isinstance(problem, PooledProblem) else None
-    if isinstance(plan, FilterPlan):
+    by_pixels, by_filters = make_plan(layer, target.lanes, target.registers, memory.l2_bytes()), None
+    large_planes = layer.products == layer.channels and layer.output_height * layer.output_width >= LARGE_PLANE
+    # With one unit, its tiles are at least as fast as FilterPlan's.
+    if pooling is None and by_pixels.units > 1 and not (large_planes and by_pixels.units > 2):
+        by_filters = make_filter_plan(layer, target.lanes, target.registers)
+    if by_filters:
         _direct_filters.transpose_function(layer.products, target)
+    plan: DirectPlan | FilterPlan = by_filters or by_pixels
     nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
     scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
     return CompiledLayer(plan, _compiled(plan, target, nontemporal, pooling), scratch)
