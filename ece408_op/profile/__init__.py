@@ -1,10 +1,9 @@
 """``--profile`` of m1 to m4 and ``python -m ece408_op.profile``: where the time of a program goes.
 
-Public names: ``session`` (options, start and finish of a profile), ``text`` (the words of the tables) and ``counters``
-(bytes and warps of GPU kernels, through Nsight Compute).
+Public names: ``session`` (options, start and finish of a profile) and ``counters`` (bytes and warps of GPU kernels,
+through Nsight Compute).
 
-_activity.py         an activity, and a profile
-_tables.py           nvprof's tables
+_tables.py           activities, and nvprof's tables of them
 _trace.py            the timeline
 _cupti.py            records kernels, copies and CUDA calls through CUPTI
 _mxnet_operators.py  records MXNet's operators through MXNet's profiler

@@ -15,10 +15,9 @@ from typing import Any
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
-from ece408_op.runtime.occupancy import DeviceLimits
 from ece408_op.runtime.shared_libraries import load_libraries
 
-from ._activity import API_CALL, KERNEL, MEMCPY, MEMSET, Activity
+from ._tables import API_CALL, KERNEL, MEMCPY, MEMSET, Activity
 
 #: Bytes of each buffer that CUPTI fills; it asks for large ones seldom.
 _BUFFER_BYTES = 8 << 20
@@ -38,7 +37,6 @@ class Recorder:
             self._cupti = import_module("cupti.cupti")
         except ImportError as error:
             raise DeviceError(f"GPU profile: expected cupti-python, got {error}; {install}") from None
-        self.devices: dict[int, DeviceLimits] = {}
         self.overhead_seconds = 0.0
         self._found: list[Activity] = []
         self._names: dict[tuple[int, int], str] = {}
@@ -52,7 +50,6 @@ class Recorder:
             kinds.RUNTIME: self._api_call,
             kinds.DRIVER: self._api_call,
             kinds.OVERHEAD: self._overhead,
-            kinds.DEVICE: self._device,
         }
         try:
             self._cupti.activity_register_callbacks(lambda: (_BUFFER_BYTES, 0), self._completed)
@@ -136,17 +133,6 @@ class Recorder:
 
     def _overhead(self, record: Any) -> None:
         self.overhead_seconds += (record.end - record.start) / 1e9
-
-    def _device(self, record: Any) -> None:
-        self.devices[record.id] = DeviceLimits(
-            name=record.name,
-            capability=(record.compute_capability_major, record.compute_capability_minor),
-            multiprocessors=record.num_multiprocessors,
-            warps=record.max_warps_per_multiprocessor,
-            blocks=record.max_blocks_per_multiprocessor,
-            registers=record.max_registers_per_multiprocessor,
-            shared=record.max_shared_memory_per_multiprocessor,
-        )
 
 
 @cache

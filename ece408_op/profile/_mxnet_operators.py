@@ -11,7 +11,7 @@ from typing import Any
 
 from ece408_op.plugin import mxnet_import
 
-from ._activity import OPERATOR, Activity
+from ._tables import OPERATOR, Activity
 
 #: MXNet's profiler calls the code of a Custom operator X::pure_python, and the operators that X calls X::name.
 #: New calls no operator.

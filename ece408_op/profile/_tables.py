@@ -1,18 +1,82 @@
-"""The tables that nvprof printed, from recorded activities."""
+"""Recorded activities, and the tables that nvprof printed of them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ece408_op.runtime.occupancy import LaunchShape
-
-from ._activity import API_CALL, KERNEL, ON_GPU, OPERATOR, Activity, Profile
+#: The kinds of activities: three on a GPU, CUDA calls and MXNet operators on the host.
+KERNEL, MEMCPY, MEMSET, API_CALL, OPERATOR = "kernel", "memcpy", "memset", "api_call", "operator"
+ON_GPU = (KERNEL, MEMCPY, MEMSET)
 
 #: The course's reports had to explain more than this share of the time, in percent.
 MOST = 90.0
+
+#: For each table its title, what its rows are called, and what their times mean.
+EXPLANATIONS = {
+    "gpu": (
+        "GPU activities",
+        "kernels and copies",
+        "A kernel, copy or memset is work on the GPU: its time is from its start to its end, by the GPU's clock.",
+    ),
+    "calls": (
+        "CUDA API calls",
+        "CUDA API calls",
+        "A CUDA API call is work on the host: its time is that of the calling thread, including its waits for the GPU. "
+        "A call that only starts a kernel is short, one that waits for the kernel is long.",
+    ),
+    "operators": (
+        "MXNet operators",
+        "operators",
+        "An operator is a node of MXNet's graph or a task of its engine, on a thread of the host. New is the whole "
+        "forward, with copies to a GPU and, in a layer's first call, compiling; Op Time is the computation alone.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Something that took time.
+
+    start, end: nanoseconds since 1970, by one clock for all kinds. track: where it ran, "stream 7" of a GPU or
+    "thread 1234" of the host. correlation: the number that a CUDA call shares with the kernel or copy that it
+    started, 0 for none. details: of a kernel grid, block, registers (per thread), static_shared and dynamic_shared
+    (bytes per block) and local (bytes per thread); of a copy or memset bytes; of an operator MXNet's name for it,
+    where that differs.
+    """
+
+    kind: str
+    name: str
+    start: int
+    end: int
+    track: str = ""
+    device: int = 0
+    correlation: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nanoseconds(self) -> int:
+        """The duration."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that was recorded of one program.
+
+    seconds: the wall time of the recording. overhead_seconds: CUPTI's own account of its overhead, None where no GPU
+    was recorded. notes: sentences for people, such as on lost activities.
+    """
+
+    activities: Sequence[Activity]
+    seconds: float = 0.0
+    overhead_seconds: float | None = None
+    notes: Sequence[str] = ()
+
+    def of(self, *kinds: str) -> list[Activity]:
+        """The activities of these kinds, by their start."""
+        return sorted((a for a in self.activities if a.kind in kinds), key=lambda a: (a.start, a.end))
 
 
 @dataclass(frozen=True)
@@ -26,19 +90,6 @@ class Row:
     average: float
     least: int
     most: int
-
-
-@dataclass(frozen=True)
-class Shape(LaunchShape):
-    """A kernel and one shape in which it was launched, ``launches`` times.
-
-    registers: per thread; local: bytes per thread in local memory; occupancy: see DeviceLimits, None if unknown.
-    """
-
-    registers: int
-    local: int
-    launches: int = 0
-    occupancy: float | None = None
 
 
 def rows(activities: Iterable[Activity]) -> list[Row]:
@@ -85,30 +136,41 @@ def tables(profile: Profile) -> dict[str, list[Row]]:
     }
 
 
-def shapes(profile: Profile) -> list[Shape]:
-    """Every kernel in each shape of its launches, in the order of the first launch."""
-    counts: Counter[tuple[int, Shape]] = Counter()
-    for kernel in profile.of(KERNEL):
-        details: dict[str, Any] = {
-            name: tuple(size) if isinstance(size, list) else size for name, size in kernel.details.items()
-        }
-        counts[kernel.device, Shape(kernel.name, **details)] += 1
-    found = []
-    for (device, shape), count in counts.items():
-        limits, shared = profile.devices.get(device), shape.static_shared + shape.dynamic_shared
-        share = limits.occupancy(shape.block, shape.registers, shared) if limits else None
-        found.append(replace(shape, launches=count, occupancy=share))
-    return found
-
-
 def summary(profile: Profile) -> dict[str, Any]:
     """The tables as data, for the JSON of m1 to m4. most: the names that take over 90 % of a table's time."""
     found = tables(profile)
     return {
         "tables": {name: [asdict(row) for row in table] for name, table in found.items()},
         "most": {name: [row.name for row in most(table)] for name, table in found.items()},
-        "shapes": [asdict(shape) for shape in shapes(profile)],
         "seconds": profile.seconds,
         "overhead_seconds": profile.overhead_seconds,
         "notes": list(profile.notes),
     }
+
+
+def as_text(profile: Profile) -> str:
+    """The tables that have rows, each with its list of names that take over 90 % and what its times mean."""
+    parts = [_table(key, table) for key, table in tables(profile).items() if table]
+    parts = parts or ["Nothing was recorded: no GPU activity, no CUDA call, no MXNet operator."]
+    recorded = f"Recorded for {profile.seconds:.3f} s"
+    if profile.overhead_seconds is not None:
+        recorded += f", of which CUPTI itself took {profile.overhead_seconds:.3f} s by its own account"
+    return "\n\n".join([*parts, *profile.notes, f"{recorded}; times under a profiler are longer than without."])
+
+
+def _table(key: str, table: Sequence[Row]) -> str:
+    title, entries, explanation = EXPLANATIONS[key]
+    lines = [f"{title}:", f"{'Time(%)':>8} {'Time':>10} {'Calls':>7} {'Avg':>10} {'Min':>10} {'Max':>10}  Name"]
+    for row in table:
+        times = " ".join(f"{_time(value):>10}" for value in (row.average, row.least, row.most))
+        lines.append(f"{row.percent:7.2f}% {_time(row.total):>10} {row.calls:7d} {times}  {row.name}")
+    names = ", ".join(f"{row.name} ({row.percent:.1f} %)" for row in most(table))
+    return "\n".join([*lines, f"Over {MOST:.0f} % of the time, {entries}: {names}", explanation])
+
+
+def _time(nanoseconds: float) -> str:
+    """A time as nvprof prints it, five digits and a unit: 1.2345ms."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:#.5g}{unit}"
+    return f"{nanoseconds:.0f}ns"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._activity import API_CALL, ON_GPU, Activity, Profile
-
-_HOST_PROCESSES = ("host: CUDA API calls", "host: MXNet operators")
+from ._tables import API_CALL, ON_GPU, Activity, Profile
 
 
 def events(profile: Profile) -> dict[str, Any]:
@@ -23,7 +21,9 @@ def events(profile: Profile) -> dict[str, Any]:
     calls = {call.correlation: call for call in profile.of(API_CALL) if call.correlation}
 
     def position(activity: Activity) -> dict[str, Any]:
-        process = processes.setdefault(_process(activity, profile), len(processes) + 1)
+        host = "host: CUDA API calls" if activity.kind == API_CALL else "host: MXNet operators"
+        name = f"GPU {activity.device}" if activity.kind in ON_GPU else host
+        process = processes.setdefault(name, len(processes) + 1)
         track = tracks.setdefault((process, activity.track), len(tracks) + 1)
         return {"ts": (activity.start - origin) / 1000, "pid": process, "tid": track}
 
@@ -40,10 +40,3 @@ def events(profile: Profile) -> dict[str, Any]:
         for (process, name), track in tracks.items()
     ]
     return {"traceEvents": names + found, "displayTimeUnit": "ms"}
-
-
-def _process(activity: Activity, profile: Profile) -> str:
-    if activity.kind in ON_GPU:
-        limits = profile.devices.get(activity.device)
-        return f"GPU {activity.device}" + (f": {limits.name}" if limits else "")
-    return _HOST_PROCESSES[activity.kind != API_CALL]

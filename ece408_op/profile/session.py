@@ -14,8 +14,7 @@ from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _cupti, _mxnet_operators, _tables, _trace, text
-from ._activity import Profile
+from . import _cupti, _mxnet_operators, _tables, _trace
 
 TEXT, DATA, TIMELINE = "profile.txt", "profile.json", "trace.json"
 
@@ -58,19 +57,19 @@ class Session:
         self._operators = _mxnet_operators.Recorder()
         self._start = time.perf_counter()
 
-    def finish(self) -> Profile:
+    def finish(self) -> _tables.Profile:
         """End the recording, print the tables to stdout and write the files; returns the profile."""
         activities = self._operators.stop()
         seconds = time.perf_counter() - self._start
-        devices, overhead = {}, None
+        overhead = None
         if self._gpu is not None:
             activities += self._gpu.stop()
-            devices, overhead = self._gpu.devices, self._gpu.overhead_seconds
+            overhead = self._gpu.overhead_seconds
             lost = self._gpu.lost()
             if lost:
                 self._notes.append(f"{lost} activities were lost: CUPTI had no room, or their form is unknown.")
-        profile = Profile(activities, devices, seconds, overhead, tuple(self._notes))
-        printed = text.as_text(profile)
+        profile = _tables.Profile(activities, seconds, overhead, tuple(self._notes))
+        printed = _tables.as_text(profile)
         print(f"\n{printed}", flush=True)
         if self._out is not None:
             for name, content in ((DATA, profile), (TIMELINE, _trace.events(profile))):

@@ -1,20 +1,15 @@
-"""The profile's arithmetic, on activities made by hand: tables, lists, shapes, occupancy, trace, MXNet's trace."""
+"""The profile's arithmetic, on activities made by hand: tables, lists, trace, MXNet's trace."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ece408_op.profile import _mxnet_operators, _tables, _trace, text
-from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, OPERATOR, Activity, Profile
-from ece408_op.runtime.occupancy import DeviceLimits
-
-HOPPER = DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 228 * 1024)
-PASCAL = DeviceLimits("P100", (6, 0), 56, 64, 32, 65536, 64 * 1024)
+from ece408_op.profile import _mxnet_operators, _tables, _trace
+from ece408_op.profile._tables import API_CALL, KERNEL, MEMCPY, OPERATOR, Activity, Profile
 
 
 def kernel(name: str, start: int, end: int, **details) -> Activity:
@@ -50,7 +45,7 @@ def test_rows_keep_every_nanosecond(spans) -> None:
 
 def test_nothing_recorded_is_an_empty_table() -> None:
     assert _tables.rows([]) == _tables.most([]) == []
-    assert "Nothing was recorded" in text.as_text(Profile([]))
+    assert "Nothing was recorded" in _tables.as_text(Profile([]))
 
 
 def test_over_90_is_more_than_90() -> None:
@@ -69,54 +64,16 @@ def test_a_call_within_a_call_of_the_same_thread_counts_once() -> None:
     assert [row.name for row in _tables.tables(Profile(calls))["calls"]] == ["cudaMemcpy", "cudaFree", "cudaMalloc"]
 
 
-def test_shapes_count_launches_of_one_shape() -> None:
-    activities = [kernel("f", 0, 1), kernel("f", 2, 3), kernel("f", 4, 5, dynamic_shared=2048)]
-    first, second = _tables.shapes(Profile(activities, {0: HOPPER}))
-    assert (first.launches, first.dynamic_shared, second.launches, second.dynamic_shared) == (2, 0, 1, 2048)
-    assert first.occupancy == 1.0
-    assert _tables.shapes(Profile(activities))[0].occupancy is None
-
-
-@pytest.mark.parametrize(
-    ("limits", "threads", "registers", "shared", "blocks"),
-    [
-        (HOPPER, 1024, 32, 0, 2),
-        (HOPPER, 32, 16, 0, 32),  # the limit on blocks
-        (HOPPER, 256, 255, 0, 1),  # 256 registers per thread, 8192 per warp, 8 warps
-        (HOPPER, 256, 33, 0, 6),  # 40 registers per thread, 1280 per warp, 51 warps, 48 in groups of four
-        (HOPPER, 128, 32, 48 * 1024, 4),  # 49 KB with the reserved one, of 228
-        (HOPPER, 128, 32, 227 * 1024, 1),
-        (HOPPER, 128, 32, 228 * 1024, 0),
-        (PASCAL, 128, 32, 48 * 1024, 1),
-        (PASCAL, 128, 32, 32 * 1024, 2),  # nothing is reserved before 8.0
-    ],
-)
-def test_resident_blocks_as_cudas_calculator_has_them(limits, threads, registers, shared, blocks) -> None:
-    assert min(limits.resident_blocks((threads, 1, 1), registers, shared).values()) == blocks
-    assert limits.occupancy((threads, 1, 1), registers, shared) == blocks * -(-threads // 32) / 64
-
-
-def test_occupancy_is_what_the_driver_reported() -> None:
-    """Of each kernel's launches on the course's layers, by cuOccupancyMaxActiveBlocksPerMultiprocessor on an H200."""
-    launches = json.loads((Path(__file__).parent / "recorded" / "occupancy-h200.json").read_text())
-    assert len(launches) > 40
-    for block, registers, shared, share in launches:
-        assert HOPPER.occupancy(tuple(block), registers, shared) == pytest.approx(share)
-
-
 def test_text_has_both_lists_and_explains_their_entries() -> None:
     copy = Activity(MEMCPY, "[CUDA memcpy HtoD]", 0, 5_000, "stream 7")
-    profile = Profile(
-        [kernel("f", 0, 2_000_000_000), copy, call("cudaFree", 0, 700)], {0: HOPPER}, 2.5, 0.1, ("A note.",)
-    )
-    words = text.as_text(profile)
+    profile = Profile([kernel("f", 0, 2_000_000_000), copy, call("cudaFree", 0, 700)], 2.5, 0.1, ("A note.",))
+    words = _tables.as_text(profile)
     assert "100.00%    2.0000s       1    2.0000s    2.0000s    2.0000s  f\n" in words
     assert "5.0000us       1   5.0000us   5.0000us   5.0000us  [CUDA memcpy HtoD]" in words
     for key, line in (("gpu", "kernels and copies: f (100.0 %)"), ("calls", "CUDA API calls: cudaFree (100.0 %)")):
-        assert f"Over 90 % of the time, {line}\n{text.EXPLANATIONS[key][-1]}" in words
+        assert f"Over 90 % of the time, {line}\n{_tables.EXPLANATIONS[key][-1]}" in words
     assert "A note." in words
     assert "MXNet operators" not in words
-    assert text.HOLD_SENTENCE not in words
 
 
 def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels() -> None:
@@ -125,7 +82,7 @@ def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels(
         call("cuLaunchKernel", 1_000, 3_000, correlation=5_000),
         Activity(OPERATOR, "New", 500, 10_000, "thread 3"),
     ]
-    content = _trace.events(Profile(activities, {0: HOPPER}))
+    content = _trace.events(Profile(activities))
     assert json.loads(json.dumps(content)) == content
     events = content["traceEvents"]
     spans = {event["name"]: event for event in events if event["ph"] == "X"}
@@ -133,7 +90,7 @@ def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels(
     assert (spans["f"]["ts"], spans["f"]["dur"], spans["f"]["args"]["registers"]) == (4.5, 4.0, 32)
     assert len({event["pid"] for event in spans.values()}) == 3
     names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"GPU 0: H200", "host: CUDA API calls", "host: MXNet operators", "stream 7", "thread 1"} <= names
+    assert {"GPU 0", "host: CUDA API calls", "host: MXNet operators", "stream 7", "thread 1"} <= names
     start, end = (next(event for event in events if event["ph"] == phase) for phase in "sf")
     assert start["id"] == end["id"]
     assert (start["pid"], start["tid"]) == (spans["cuLaunchKernel"]["pid"], spans["cuLaunchKernel"]["tid"])
