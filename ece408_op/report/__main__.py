@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from signal import SIG_IGN, SIGINT, signal
+from typing import Any
 
 from ece408_op.bench import plots
 from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
 from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder, write_text
-from ece408_op.errors import DeviceError, Ece408Error
+from ece408_op.errors import DeviceError, Ece408Error, MXNetImportError
 from ece408_op.models import files
 from ece408_op.runtime import templates
 
-from ._commands import MILESTONES, Asked, all_commands
-from ._runs import Runs, run_all
-from ._sections import sections
+from ._commands import MILESTONES, all_commands
+from ._page import as_page
+from ._runs import Runs, machine_facts, run_all
 
-PAGE, _TEMPLATE = "index.html", Path(__file__).with_name("report.html.j2")
-#: The most seconds of --limit: with far larger ones, the system's clocks overflow.
-_LONGEST = 1e6
+PAGE = "index.html"
 
 _DESCRIPTION = """\
 Run the milestones and benchmarks that this machine can run, keep the JSON of each in FOLDER/runs, and write
@@ -41,70 +42,47 @@ exit codes: 0 done, whatever could not run; 1 nothing could be written; 2 usage;
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _options(arguments)
-    asked = Asked(options.networks, options.sizes, options.milestones, options.impl, options.data)
     runs = options.out / "runs"
     try:
         plots.check()
         templates.jinja2()
-        commands = all_commands(asked)
+        commands = all_commands(options)
         if not options.render:
-            run_all(commands, runs, options.limit)
-        page = as_page(asked, Runs(commands, runs))
-        write_text(options.out / PAGE, page)
-    except DeviceError as error:
-        print(f"ece408-report: {error}", file=sys.stderr)
-        return CANNOT
-    except (Ece408Error, OSError) as error:
-        print(f"ece408-report: {error}", file=sys.stderr)
-        return FAILED
+            # In a process that ends, so that no CUDA context of this one takes the GPU's memory.
+            with ProcessPoolExecutor(1, get_context("spawn"), signal, (SIGINT, SIG_IGN)) as pool:
+                facts = pool.submit(machine_facts).result()
+            run_all(commands, runs, options.limit, facts)
+        write_text(options.out / PAGE, as_page(options, Runs(commands, runs)))
     except KeyboardInterrupt:
         print("ece408-report: interrupted; the same command continues", file=sys.stderr)
         return INTERRUPTED
+    except (Ece408Error, OSError) as error:
+        print(f"ece408-report: {error}", file=sys.stderr)
+        return CANNOT if isinstance(error, (DeviceError, MXNetImportError)) else FAILED
     print(options.out / PAGE)
     return OK
 
 
-def as_page(asked: Asked, runs: Runs) -> str:
-    """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
-    return templates.render(_TEMPLATE, {"sections": sections(asked, runs)})
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="ece408-report",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    networks, impls = files.list_names(), dispatch.names()
+    style: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="ece408-report", description=_DESCRIPTION, epilog=_EPILOG, **style)
+    networks, impls, images = files.list_names(), dispatch.names(), whole_number(1, 10_000)
+    several: Any = {"nargs": "+", "metavar": "NAME"}
     option = parser.add_argument
     option("--out", type=output_folder, default="report", metavar="FOLDER", help="(default: report)")
-    option(
-        "--networks", nargs="+", choices=networks, default=networks, metavar="NAME", help="(default: all of models/)"
-    )
-    images = whole_number(1, 10_000)
+    option("--networks", **several, choices=networks, default=networks, help="(default: all of models/)")
     option("--sizes", nargs="+", type=images, default=[10_000, 100, 10], metavar="N", help="images (10000 100 10)")
     option("--milestones", nargs="+", choices=MILESTONES, default=MILESTONES, help="(default: all)")
-    names = ", ".join(impls)
-    option("--impl", nargs="+", choices=impls, default=impls, metavar="NAME", help=f"some of {names} (default: all)")
+    option("--impl", **several, choices=impls, default=impls, help=f"some of {', '.join(impls)} (default: all)")
     option("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
-    option("--limit", type=_seconds, default=600.0, metavar="SECONDS", help="end a command that takes longer (600)")
+    limit: Any = {"type": whole_number(1, 1_000_000), "default": 600, "metavar": "SECONDS"}
+    option("--limit", **limit, help="end a command that takes longer (default: 600)")
     option("--render", action="store_true", help="run nothing, write the page from the kept results")
     options = parser.parse_args(arguments)
     options.sizes = sorted(set(options.sizes), reverse=True)
     options.networks = list(dict.fromkeys(options.networks))
     options.milestones = [name for name in MILESTONES if name in options.milestones]
     return options
-
-
-def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"expected seconds, above 0 and at most {_LONGEST:.0f}, got {word!r}")
-    return seconds
 
 
 if __name__ == "__main__":

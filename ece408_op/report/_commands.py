@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from ece408_op.core import dispatch
 from ece408_op.models import shapes
 
 #: What a command needs of the machine, a key of ``cannot`` in the machine's facts.
 NOTHING, GPU, COUNTERS = "", "gpu", "counters"
-
-#: Commands' groups, besides COUNTERS, "layers-cpu" and "layers-gpu".
-MACHINE, PROFILE = "machine", "profile"
 MILESTONES = ("m1", "m2", "m3", "m4")
+#: The suffix of the name of a milestone's command with --profile.
+PROFILE = "-profile"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that writes JSON: its result's name, Python's arguments, what it needs of the machine, its group."""
+    """A command that writes JSON: its result's name, Python's arguments, what it needs of the machine.
+
+    A name begins with the milestone, "layers-cpu", "layers-gpu" or "counters".
+    """
 
     name: str
     arguments: tuple[str, ...]
     needs: str = NOTHING
-    group: str = MACHINE
 
     @property
     def line(self) -> str:
@@ -32,70 +33,45 @@ class Command:
         return " ".join(("python", *self.arguments))
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The networks, numbers of images, milestones and implementations that a report is about."""
-
-    networks: Sequence[str]
-    sizes: Sequence[int]
-    milestones: Sequence[str]
-    impls: Sequence[str]
-    data: str | None = None
-
-    def on(self, device: str) -> list[str]:
-        """The implementations for "cpu" or "gpu"."""
-        return [name for name in dispatch.names(device) if name in self.impls]
-
-    @property
-    def layers(self) -> list[str]:
-        """The distinct layers of the networks as CxHxWxMxK."""
-        return list(dict.fromkeys(layer for network in self.networks for layer in layers(network)))
+def layers(networks: Iterable[str]) -> list[str]:
+    """The distinct layers of networks as CxHxWxMxK; raises GraphError where a network's files are wrong."""
+    found = (layer for network in networks for layer in shapes.info(network).convolutions)
+    return list(dict.fromkeys("x".join(map(str, (*one.x[1:], one.w[0], one.w[2]))) for one in found))
 
 
-@cache
-def layers(network: str) -> tuple[str, ...]:
-    """The convolutions of a network, in order, as CxHxWxMxK; raises GraphError where the network's files are wrong."""
-    found = shapes.info(network).convolutions
-    return tuple("x".join(map(str, (*layer.x[1:], layer.w[0], layer.w[2]))) for layer in found)
+def all_commands(asked: Namespace) -> list[Command]:
+    """The commands in the order in which they run, for the command line's options ``asked``.
 
-
-def all_commands(asked: Asked) -> list[Command]:
-    """The commands in the order in which they run. Raises GraphError where a network's files are wrong."""
-    found = [Command(MACHINE, ("-m", "ece408_op.report.machine"))]
-    for network in asked.networks:
-        for size in asked.sizes:
-            found += _milestones(asked, network, size)
+    Raises GraphError where a network's files are wrong.
+    """
+    found = [one for network in asked.networks for size in asked.sizes for one in _milestones(asked, network, size)]
+    cpu, gpu = ([name for name in dispatch.names(device) if name in asked.impl] for device in ("cpu", "gpu"))
     if "m2" in asked.milestones:
-        impls = [dispatch.AUTO, *asked.on("cpu")]
-        found += [_layers("cpu", layer, size, impls, NOTHING) for layer in asked.layers for size in asked.sizes]
-    kernels, size = asked.on("gpu"), max(asked.sizes)
-    if {"m3", "m4"} & set(asked.milestones) and kernels:
-        found += [_layers("gpu", layer, size, kernels, GPU) for layer in asked.layers for size in asked.sizes]
-        for layer in asked.layers:
-            given = (layer, "--images", str(size), "--impl", *kernels)
-            found.append(
-                Command(f"counters-{layer}-{size}", ("-m", "ece408_op.profile.counters", *given), COUNTERS, COUNTERS)
-            )
+        found += _layers(asked, "cpu", [dispatch.AUTO, *cpu], NOTHING)
+    if {"m3", "m4"} & set(asked.milestones) and gpu:
+        found += _layers(asked, "gpu", gpu, GPU)
+        size = max(asked.sizes)
+        for layer in layers(asked.networks):
+            given = ("-m", "ece408_op.profile.counters", layer, "--images", str(size), "--impl", *gpu)
+            found.append(Command(f"counters-{layer}-{size}", given, COUNTERS))
     return found
 
 
-def _milestones(asked: Asked, network: str, size: int) -> Iterator[Command]:
-    def command(script: str, needs: str = NOTHING, suffix: str = "", *options: str) -> Command:
-        name = "-".join(filter(None, (script, network, str(size), suffix)))
-        data = ("--data", asked.data) if asked.data else ()
-        group = PROFILE if "--profile" in options else script
-        return Command(name, ("-m", "ece408_op", script, network, str(size), *options, *data), needs, group)
-
+def _milestones(asked: Namespace, network: str, size: int) -> Iterator[Command]:
+    """Each milestone alone and profiled, the first one on the GPU too."""
+    data = ("--data", asked.data) if asked.data else ()
     for script in asked.milestones:
         needs = GPU if script in ("m3", "m4") else NOTHING
-        yield command(script, needs)
-        yield command(script, needs, "profile", "--profile")
-        if script == "m1":
-            yield command(script, GPU, "gpu", "--context", "gpu")
-            yield command(script, GPU, "gpu-profile", "--context", "gpu", "--profile")
+        for suffix, need, context in (("", needs, ()), ("-gpu", GPU, ("--context", "gpu"))):
+            if suffix and script != "m1":
+                continue
+            for profile, option in (("", ()), (PROFILE, ("--profile",))):
+                given = ("-m", "ece408_op", script, network, str(size), *context, *option, *data)
+                yield Command(f"{script}-{network}-{size}{suffix}{profile}", given, need)
 
 
-def _layers(context: str, layer: str, size: int, impls: Sequence[str], needs: str) -> Command:
-    given = ("layers", "--context", context, "--layer", layer, "--images", str(size), "--impl", *impls)
-    group = f"layers-{context}"
-    return Command(f"{group}-{layer}-{size}", ("-m", "ece408_op", "bench", *given), needs, group)
+def _layers(asked: Namespace, context: str, impls: Sequence[str], needs: str) -> Iterator[Command]:
+    for layer in layers(asked.networks):
+        for size in asked.sizes:
+            given = ("layers", "--context", context, "--layer", layer, "--images", str(size), "--impl", *impls)
+            yield Command(f"layers-{context}-{layer}-{size}", ("-m", "ece408_op", "bench", *given), needs)

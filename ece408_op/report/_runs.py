@@ -1,14 +1,18 @@
-"""Runs the commands of a report, one after the other, and keeps the result of each in a file of its own."""
+"""Describes the machine, runs the commands of a report one after the other, and keeps the result of each in a file."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,15 @@ from ece408_op.commands import CANNOT as EXIT_CANNOT
 from ece408_op.commands import FAILED as EXIT_FAILED
 from ece408_op.commands import OK, interrupt_on_sigterm
 from ece408_op.data.atomic import write_text
-from ece408_op.errors import DataError, DeviceError
+from ece408_op.errors import DataError
+from ece408_op.plugin import bridge, mxnet_import
+from ece408_op.profile import counters
 
-from ._commands import MACHINE, Command
+from ._commands import COUNTERS, GPU, Command
 
-VERSION = 3
+VERSION = 4
 DONE, FAILED, CANNOT = "done", "failed", "cannot"
+MACHINE = "machine"
 
 #: Characters that are kept of what a failed command wrote to stderr.
 _LAST = 500
@@ -32,24 +39,55 @@ _LAST = 500
 Run = dict[str, Any]
 
 
-def run_all(commands: Sequence[Command], folder: Path, limit: float) -> None:
+def machine_facts() -> dict[str, Any]:
+    """The machine as data; ``cannot`` maps each need of a command to the reason why the machine lacks it, or None.
+
+    Raises MXNetImportError where MXNet cannot be imported.
+    """
+    mxnet = mxnet_import.load()
+    problem = bridge.gpu_problem("host")
+    machine = results.this_machine(gpu=problem is None)
+    machine.versions.setdefault("mxnet", mxnet.__version__)
+    profiler = None if shutil.which(counters.PROFILER) else counters.MISSING
+    return {
+        "machine": asdict(machine),
+        "cannot": {GPU: problem, COUNTERS: problem or profiler},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "system": f"{platform.system()} {platform.release()}",
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def run_all(commands: Sequence[Command], folder: Path, limit: float, facts: Mapping[str, Any]) -> None:
     """Run every command that has no result in the folder yet; end a command after ``limit`` seconds.
 
-    Commands that failed, or that the machine could not run, run again. A progress bar goes to stderr where that is a
-    terminal. Raises DataError where the folder's results are of another machine, DeviceError where the machine cannot
-    be described, OSError where the folder cannot be written.
+    Commands that failed, or that the machine of ``facts`` could not run, run again. A progress bar goes to stderr where
+    that is a terminal. Raises DataError where the folder's results are of another machine, OSError where the folder
+    cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     interrupt_on_sigterm()  # it ends the running command too
-    cannot = _run_machine(next(one for one in commands if one.name == MACHINE), folder, limit)["cannot"]
-    with tqdm([one for one in commands if one.name != MACHINE], unit="run", disable=None) as bar:
+    before = read(folder, MACHINE)
+    names = [_name(one["machine"]) for one in ((before or {}).get("result"), facts) if one]
+    if names[0] != names[-1]:
+        raise DataError(
+            f"{folder}: expected results of this machine ({names[-1]}), got results of {names[0]}; "
+            "choose another --out, or write the page with --render"
+        )
+    write(folder, Command(MACHINE, ()), _record(DONE, result=dict(facts)))
+    with tqdm(commands, unit="run", disable=None) as bar:
         for command in bar:
             bar.set_description(command.name)
             kept = read(folder, command.name)
             if kept is not None and kept["status"] == DONE and kept["command"] == command.line:
                 continue
-            reason = cannot.get(command.needs)
+            reason = facts["cannot"].get(command.needs)
             write(folder, command, _run(command, limit) if reason is None else _record(CANNOT, reason))
+
+
+def _name(machine: Mapping[str, Any]) -> str:
+    gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
+    return f"{machine['cpu']}, {machine['cores']} cores, {gpu}"
 
 
 def read(folder: Path, name: str) -> Run | None:
@@ -80,16 +118,10 @@ def _run(command: Command, limit: float) -> Run:
     """Run a command in a process of its own; every failure becomes the status and reason of the run."""
     with tempfile.TemporaryDirectory(prefix="ece408-report-") as scratch:
         path = Path(scratch) / "result.json"
+        words = [sys.executable, *command.arguments, "--json", str(path)]
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         # In a session of its own, so that the processes that it starts end with it.
-        process = subprocess.Popen(
-            [sys.executable, *command.arguments, "--json", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = subprocess.Popen(words, text=True, errors="replace", start_new_session=True, **streams)
         try:
             printed, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -108,55 +140,24 @@ def _run(command: Command, limit: float) -> Run:
         return _record(DONE, "", result, printed)
 
 
-def _run_machine(command: Command, folder: Path, limit: float) -> dict[str, Any]:
-    """Describe the machine, which must be the one of the folder's results."""
-    kept, run = read(folder, command.name), _run(command, limit)
-    if run["status"] != DONE:
-        raise DeviceError(f"the report: expected {command.line} to run, got: {run['reason']}")
-    names = [_name(one["result"]) for one in (kept, run) if one is not None]
-    if names[0] != names[-1]:
-        raise DataError(
-            f"{folder}: expected results of this machine ({names[-1]}), got results of {names[0]}; "
-            "choose another --out, or write the page with --render"
-        )
-    write(folder, command, run)
-    return dict(run["result"])
-
-
-def _name(facts: dict[str, Any]) -> str:
-    machine = facts["machine"]
-    gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
-    return f"{machine['cpu']}, {machine['cores']} cores, {gpu}"
-
-
 class Runs:
     """The kept results of commands; a figure that no run gave is None."""
 
     def __init__(self, commands: Sequence[Command], folder: Path) -> None:
-        self.commands = commands
-        self._runs = {command.name: read(folder, command.name) for command in commands}
+        self._runs = {command: read(folder, command.name) for command in commands}
+        machine = read(folder, MACHINE)
+        self.facts: Any = machine and machine["result"]
 
-    def result(self, name: str) -> Any:
-        """The result of the command of that name; None where it was not run or failed."""
-        run = self._runs.get(name)
-        return run["result"] if run and run["status"] == DONE else None
-
-    def printed(self, name: str) -> str:
-        """What that command wrote to stdout; empty where it was not run or failed."""
-        run = self._runs.get(name)
-        return str(run["printed"]).strip() if run and run["status"] == DONE else ""
+    def done(self, prefix: str) -> list[tuple[Command, Any, str]]:
+        """Each command with a result whose name begins so: the command, its result, and what it printed."""
+        found = ((command, run) for command, run in self._runs.items() if run and command.name.startswith(prefix))
+        return [(command, run["result"], run["printed"].strip()) for command, run in found if run["status"] == DONE]
 
     def missing(self) -> dict[str, list[str]]:
         """The command lines without a result, by the reason."""
         found: dict[str, list[str]] = {}
-        for command in self.commands:
-            run = self._runs[command.name]
+        for command, run in self._runs.items():
             if run is None or run["status"] != DONE:
                 reason = " ".join(run["reason"].split()) if run else "not run: stopped before, or only rendered"
                 found.setdefault(reason, []).append(command.line)
         return found
-
-    def case(self, context: str, layer: str, size: int) -> results.Case | None:
-        """What ece408-bench measured of a layer, as CxHxWxMxK."""
-        found = self.result(f"layers-{context}-{layer}-{size}")
-        return results.from_data(found).cases[0] if found else None

@@ -9,8 +9,8 @@ import pytest
 from browser import BEYOND, chromium, contrast, opened
 from test_report_page import asked, keep, keep_some, milestone
 
-from ece408_op.report.__main__ import as_page
 from ece408_op.report._commands import all_commands
+from ece408_op.report._page import as_page
 from ece408_op.report._runs import Runs
 
 pytest.importorskip("jinja2")

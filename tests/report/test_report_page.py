@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from ece408_op.bench import results
 from ece408_op.core.roofline import Ceilings
 from ece408_op.problem import ConvProblem
-from ece408_op.report.__main__ import as_page
-from ece408_op.report._commands import Asked, Command, all_commands
+from ece408_op.report._commands import Command, all_commands
+from ece408_op.report._page import as_page
 from ece408_op.report._runs import CANNOT, DONE, Runs, write
 
 pytest.importorskip("jinja2")
@@ -27,15 +28,15 @@ GPU = results.Gpu("a GPU", (9, 0), 132, "13.0", "13.0", "13.0", 150_000_000_000)
 MACHINE = results.Machine("<b>CPU</b>", 2, 2, "avx2", GPU, {"numpy": "2.5"})
 
 
-def asked() -> Asked:
-    impls = ["direct", "loops", "naive", "register_blocked"]
-    return Asked(["ece408-high"], [10_000, 100], ["m1", "m2", "m3", "m4"], impls)
+def asked() -> Namespace:
+    given = {"networks": ["ece408-high"], "sizes": [10_000, 100], "milestones": ["m1", "m2", "m3", "m4"]}
+    return Namespace(**given, impl=["direct", "loops", "naive", "register_blocked"], data=None)
 
 
 def facts(machine=MACHINE, gpu_problem=None):
     cannot = {"gpu": gpu_problem, "counters": gpu_problem}
     given = {"date": "2026-11-21", "system": "Linux", "memory_bytes": 24e9, "cannot": cannot}
-    return {**given, "machine": asdict(machine), "ceilings": None if gpu_problem else asdict(CEILINGS)}
+    return {**given, "machine": asdict(machine)}
 
 
 def keep(folder: Path, name: str, result, printed: str = "") -> None:

@@ -8,43 +8,39 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from process import HELPERS
 from process import python as run_python
 
-from ece408_op.errors import DataError, DeviceError
+from ece408_op.errors import DataError
+from ece408_op.report import __main__ as report
 from ece408_op.report import _runs
 from ece408_op.report.__main__ import main
-from ece408_op.report._commands import COUNTERS, GPU, Asked, Command, all_commands
+from ece408_op.report._commands import COUNTERS, GPU, Command, all_commands
 
 ROOT = Path(__file__).parents[2]
 ALL = ["baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"]
 
 
-def asked(**changed) -> Asked:
-    given = {
-        "networks": ALL,
-        "sizes": [10_000, 100, 10],
-        "milestones": ["m1", "m2", "m3", "m4"],
-        "impls": ["direct", "loops", "naive", "register_blocked"],
-    }
-    return Asked(**{**given, **changed})
+def asked(**changed) -> Namespace:
+    given = {"networks": ALL, "sizes": [10_000, 100, 10], "milestones": ["m1", "m2", "m3", "m4"], "data": None}
+    return Namespace(**{**given, "impl": ["direct", "loops", "naive", "register_blocked"], **changed})
 
 
 def test_every_network_and_size_runs_alone_and_profiled_and_every_layer_once() -> None:
     commands = all_commands(asked())
     names = [command.name for command in commands]
     assert len(names) == len(set(names))
-    assert names[0] == "machine"
     suffixes = ["m1{}", "m1{}-profile", "m1{}-gpu", "m1{}-gpu-profile", "m2{}", "m2{}-profile", "m3{}", "m3{}-profile"]
     suffixes += ["m4{}", "m4{}-profile"]
     expected = {s.format(f"-{network}-{size}") for s in suffixes for network in ALL for size in (10_000, 100, 10)}
     words = ("1x28x28x50x5", "1x64x64x6x5", "6x30x30x16x5", "1x72x72x12x7", "12x33x33x24x7")
     expected |= {f"layers-{d}-{word}-{size}" for d in ("cpu", "gpu") for word in words for size in (10_000, 100, 10)}
     expected |= {f"counters-{word}-10000" for word in words}
-    assert set(names) == {"machine", *expected}
+    assert set(names) == expected
     needs = {command.name.split("-")[0]: command.needs for command in commands}
     assert (needs["m2"], needs["m4"], needs["counters"]) == ("", GPU, COUNTERS)
 
@@ -52,16 +48,15 @@ def test_every_network_and_size_runs_alone_and_profiled_and_every_layer_once() -
 def test_milestones_and_implementations_that_were_not_asked_for_do_not_run() -> None:
     commands = all_commands(asked(networks=["ece408-low"], sizes=[7], milestones=["m2"], data="folder"))
     assert [command.line for command in commands] == [
-        "python -m ece408_op.report.machine",
         "python -m ece408_op m2 ece408-low 7 --data folder",
         "python -m ece408_op m2 ece408-low 7 --profile --data folder",
         "python -m ece408_op bench layers --context cpu --layer 1x28x28x50x5 --images 7 --impl auto direct loops",
     ]
 
 
-def machine(cannot=(), cpu="a CPU") -> Command:
+def run_all(commands, folder: Path, limit: float = 60, cannot=(), cpu: str = "a CPU") -> None:
     facts = {"machine": {"cpu": cpu, "cores": 2, "gpu": None}, "cannot": dict.fromkeys(cannot, "no such thing here")}
-    return python("machine", f"json.dump({facts!r}, open(path, 'w'))")
+    _runs.run_all(commands, folder, limit, facts)
 
 
 def python(name: str, code: str, needs: str = "") -> Command:
@@ -83,20 +78,18 @@ def status(folder: Path, name: str) -> tuple[str, str]:
 
 def test_commands_run_once_and_another_command_of_the_same_name_runs_again(tmp_path) -> None:
     log, runs = tmp_path / "log", tmp_path / "runs"
-    commands = [machine(), counting("a", log), counting("b", log)]
-    _runs.run_all(commands[:2], runs, 60)
-    _runs.run_all(commands, runs, 60)
+    commands = [counting("a", log), counting("b", log)]
+    run_all(commands[:1], runs)
+    run_all(commands, runs)
     assert log.read_text(encoding="utf-8") == "ab"
     kept = _runs.read(runs, "b")
     assert (kept["result"], kept["printed"]) == ({}, "the lines\n")
-    assert not list(runs.glob("*.part"))
-    _runs.run_all([machine(), counting("a", log, "; 0")], runs, 60)
+    run_all([counting("a", log, "; 0")], runs)
     assert log.read_text(encoding="utf-8") == "aba"
 
 
 def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
     commands = [
-        machine(cannot=[GPU]),
         python("broken", "sys.exit('the reason')"),
         python("cannot", "print('first', file=sys.stderr); print('no GPU', file=sys.stderr); sys.exit(3)"),
         python("silent", "pass"),
@@ -107,7 +100,7 @@ def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
         python("crashed", f"{DONE}; sys.exit(-11)"),
         python("free", DONE),
     ]
-    _runs.run_all(commands, tmp_path, 2)
+    run_all(commands, tmp_path, 2, [GPU])
     assert status(tmp_path, "broken") == status(tmp_path, "cut") == ("failed", "the reason")
     assert status(tmp_path, "cannot") == ("cannot", "no GPU")
     assert status(tmp_path, "silent") == ("failed", "exit code 0")
@@ -116,20 +109,18 @@ def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
     assert status(tmp_path, "needy") == ("cannot", "no such thing here")
     # ece408-bench exits with 1 where an output is wrong, with all of its results.
     assert status(tmp_path, "wrong") == status(tmp_path, "free") == ("done", "")
-    _runs.run_all([machine(), python("broken", DONE), commands[5]], tmp_path, 60)
+    run_all([python("broken", DONE), commands[4]], tmp_path)
     assert status(tmp_path, "broken") == status(tmp_path, "needy") == ("done", "")
 
 
-def test_another_machine_and_one_that_cannot_be_described_are_refused(tmp_path) -> None:
-    _runs.run_all([machine()], tmp_path, 60)
+def test_results_of_another_machine_are_refused(tmp_path) -> None:
+    run_all([], tmp_path)
     with pytest.raises(DataError, match="expected results of this machine .another CPU, .*, got results of a CPU, "):
-        _runs.run_all([machine(cpu="another CPU")], tmp_path, 60)
-    with pytest.raises(DeviceError, match="the reason"):
-        _runs.run_all([python("machine", "sys.exit('the reason')")], tmp_path, 60)
+        run_all([], tmp_path, cpu="another CPU")
 
 
 @pytest.mark.parametrize(
-    "words", ["", "[]", "{", '{"version": 1, "status": "done"}', '{"version": 3, "status": "odd"}']
+    "words", ["", "[]", "{", '{"version": 1, "status": "done"}', '{"version": 4, "status": "odd"}']
 )
 def test_a_broken_result_is_named(tmp_path, words) -> None:
     (tmp_path / "a.json").write_text(words)
@@ -144,12 +135,11 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(HELPERS)!r}]
 from pathlib import Path
-from test_report_runs import DONE, machine, python
-from ece408_op.report import _runs
+from test_report_runs import DONE, python, run_all
 folder = Path({str(tmp_path)!r})
 slow = python("slow", f"open({{str(folder / 'pid')!r}}, 'w').write(str(__import__('os').getpid())); time.sleep(60)")
 try:
-    _runs.run_all([machine(), python("a", DONE), slow], folder, 60)
+    run_all([python("a", DONE), slow], folder)
 except KeyboardInterrupt:
     sys.exit(1)
 """
@@ -170,7 +160,7 @@ def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsy
     def interrupted(*given, **more) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    monkeypatch.setattr(report, "run_all", interrupted)
     assert main(["--out", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "ece408-report: interrupted; the same command continues\n")
     assert not (tmp_path / "index.html").exists()
