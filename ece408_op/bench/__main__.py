@@ -24,7 +24,7 @@ from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import ConvProblem
 
 from . import _calls, _cpu_roofline, _layer_names, _networks, _sweep, _training, layers, plots, results, tables
-from .results import Case, Results, Row
+from .results import Case, Results
 
 _DESCRIPTION = """\
 Measure this package's convolutions and their peers in one process, on the same arrays.
@@ -38,9 +38,9 @@ _EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a subcommand measures: each case by name, called with the ceilings and what is called with each row."""
+    """What a subcommand measures: each case by name, called with the ceilings if there are any."""
 
-    cases: Mapping[str, Callable[[Any, Callable[[Row], Any]], Case]]
+    cases: Mapping[str, Callable[..., Case]]
     on_gpu: bool
     ceilings: Callable[[], Ceilings] | None = None
 
@@ -52,15 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, "layers")
     parser, subparsers = _parser()
     options = parser.parse_args(words)
-    usage_error = subparsers[options.command].error
-    if options.command == "layers" and options.context == "cpu" and options.precision != "float32":
-        usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
-    if options.command == "layers" and options.split_form and (options.context == "cpu" or options.gradient):
-        usage_error("--split-form: expected --context gpu and no --gradient")
-    if options.command == "sweep" and options.again:
-        for option in ("random", "ranges", "images"):
-            if getattr(options, option):
-                usage_error(f"--again: expected no --{option}, since the layers are the tuning table's")
     # MXNet reads them when it is imported: it uses half of the cores otherwise, and names each graph that it fuses.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
@@ -72,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return CANNOT
     except (UnsupportedError, ValueError) as error:
-        usage_error(str(error))
+        subparsers[options.command].error(str(error))
     if options.command == "sweep" and options.record and measured.passed:
         _sweep.record(measured)
     print(tables.table(measured))
@@ -98,9 +89,8 @@ def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Res
             if name in done:
                 continue
             bar.set_description(name)
-            case = measure(ceilings, lambda row: bar.set_postfix_str(row.contestant))
-            measured = replace(measured, cases=(*measured.cases, case))
-            measured = replace(measured, complete=len(measured.cases) == len(plan.cases))
+            cases = (*measured.cases, measure(ceilings) if ceilings else measure())
+            measured = replace(measured, cases=cases, complete=len(cases) == len(plan.cases))
             if options.json:
                 results.write(options.json, measured)
             bar.update()
@@ -108,18 +98,23 @@ def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Res
 
 
 def _layers_plan(options: argparse.Namespace) -> _Plan:
+    on_gpu = options.context == "gpu"
+    if options.precision != "float32" and not on_gpu:
+        raise ValueError("--precision: expected float32 on the CPU; --context gpu has the others")
+    if options.split_form and (options.gradient or not on_gpu):
+        raise ValueError("--split-form: expected --context gpu and no --gradient")
     options.images = options.images or _layer_names.SET_IMAGES[options.set]
     words = options.layer or _layer_names.SETS[options.set]
     problems = {word: _layer_names.parse(word, options.images) for word in words}
     if options.random:
+        options.ranges = options.ranges or [_layer_names.RANGES]
         problems = _layer_names.random_layers(options.random, options.seed, options.ranges, options.images)
     if options.gradient:
         problems = {name: getattr(problem, f"{options.gradient}_gradient") for name, problem in problems.items()}
     impls = layers.known_impls(options.impl, options.context)
-    if options.context == "gpu":
-        repeats = options.repeats or 20
-        words = {"seed": options.seed, "precision": options.precision, "split_form": options.split_form}
-        return _on_gpu(problems, layers.Settings(impls, repeats, **words))
+    if on_gpu:
+        how = {"seed": options.seed, "precision": options.precision, "split_form": options.split_form}
+        return _on_gpu(problems, layers.Settings(impls, options.repeats or 20, **how))
     mxnet_import.load()
     # Without --repeats, three calls, and no further one after 5 seconds.
     settings = layers.Settings(impls, options.repeats or 3, math.inf if options.repeats else 5.0, seed=options.seed)
@@ -133,6 +128,9 @@ def _on_gpu(problems: dict[str, ConvProblem], settings: layers.Settings) -> _Pla
 
 
 def _sweep_plan(options: argparse.Namespace) -> _Plan:
+    for name in ("random", "ranges", "images") if options.again else ():
+        if getattr(options, name):
+            raise ValueError(f"--again: expected no --{name}, since the layers are the tuning table's")
     options.images, options.ranges = options.images or _layer_names.IMAGES, options.ranges or list(_sweep.RANGES)
     given = options.images, options.random or 0, options.seed, options.ranges
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
@@ -160,9 +158,8 @@ def _one_image_plan(options: argparse.Namespace) -> _Plan:
     mxnet_import.load()
     if options.context == "gpu":
         bridge.require_mxnet_gpu()
-    return _Plan(
-        {"2017": partial(_calls.one_image, options.context, options.repeats or 2000)}, options.context == "gpu"
-    )
+    case = partial(_calls.one_image, options.context, options.repeats or 2000)
+    return _Plan({"2017": case}, options.context == "gpu")
 
 
 def _transfers_plan(options: argparse.Namespace) -> _Plan:
@@ -171,7 +168,7 @@ def _transfers_plan(options: argparse.Namespace) -> _Plan:
     return _Plan({"2017": partial(_calls.transfers, impl, options.images, options.repeats or 3)}, True)
 
 
-#: Each subcommand's plan, title, description, example, and options besides those that all have.
+#: Each subcommand's plan, title, description and example.
 _COMMANDS = {
     "layers": (
         _layers_plan,
@@ -182,7 +179,6 @@ PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cu
 that does not support a layer is a row that says why. With --gradient, MXNet's backward pass and PyTorch's, and the
 operator's kernels alone.""",
         "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --gradient --precision --split-form --set --layer --random --ranges --images --seed",
     ),
     "networks": (
         _networks_plan,
@@ -191,108 +187,85 @@ operator's kernels alone.""",
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
 take part, also with images that are on the GPU already (gpu). --training: gpu_network and PyTorch.""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --training --gpus --set --network --images --seed",
     ),
     "transfers": (
         _transfers_plan,
         "time the operator on mx.cpu() arrays with device='gpu'",
         "The peer is a copy of the output alone from the GPU, by the same staging buffers.",
         "ece408-bench transfers --impl sliding_window --repeats 5 --json transfers.json",
-        "--impl --images",
     ),
     "one-image": (
         _one_image_plan,
         "time the operator on one image",
         "The peer is a Custom operator that does nothing. first: the first call of a fresh process.",
         "ece408-bench one-image --context cpu --json one-image.json",
-        "--context",
     ),
     "sweep": (
         _sweep_plan,
         "time every GPU kernel on many layers, and record the tuning table",
         "The layers are the course's, with three numbers of images, and random ones.",
         "ece408-bench sweep --random 24 --record",
-        "--impl --random --ranges --images --seed --again --record",
     ),
 }
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     style: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    example = "ece408-bench --threads 2 --json layers.json"
-    parser = argparse.ArgumentParser(
-        prog="ece408-bench", description=_DESCRIPTION, epilog=f"example:\n  {example}\n\n{_EXITS}", **style
-    )
+    ending = f"example:\n  {{}}\n\n{_EXITS}"
+    epilog = ending.format("ece408-bench --threads 2 --json layers.json")
+    parser = argparse.ArgumentParser(prog="ece408-bench", description=_DESCRIPTION, epilog=epilog, **style)
     chosen = parser.add_subparsers(dest="command", metavar="{" + ",".join(_COMMANDS) + "}")
     found = {}
-    for name, (_, title, description, example, own) in _COMMANDS.items():
-        text, epilog = f"{title[0].upper()}{title[1:]}.\n{description}", f"example:\n  {example}\n\n{_EXITS}"
+    for name, (_, title, description, example) in _COMMANDS.items():
+        text, epilog = f"{title[0].upper()}{title[1:]}.\n{description}", ending.format(example)
         found[name] = chosen.add_parser(name, help=title, description=text, epilog=epilog, **style)
-        options = _options(name)
-        for option in [*own.split(), "--threads", "--repeats", "--json", "--plots"]:
-            found[name].add_argument(option, **options[option])
+
+    def option(commands: str, name: str, help_text: str, **given: Any) -> None:
+        for command in commands.split():
+            found[command].add_argument(name, help=help_text, **given)
+
+    every = " ".join(_COMMANDS)
+    number: Any = {"type": whole_number(1), "metavar": "N"}
+    several: Any = {"nargs": "+", "metavar": "NAME"}
+    flag: Any = {"action": "store_true"}
+    text = "where the operator computes (default: cpu)"
+    option("layers networks one-image", "--context", text, choices=["cpu", "gpu"], default="cpu")
+    text = "implementations, such as direct; or all (default: {})"
+    option("layers", "--impl", text.format("auto"), **several, default=["auto"])
+    option("sweep", "--impl", text.format("all"), **several, default=["all"])
+    option("transfers", "--impl", "the implementation (default: auto)", metavar="NAME", default="auto")
+    option("layers", "--gradient", "time the layers' gradients to these instead", choices=("data", "weight"))
+    precisions = ("float32", "tf32", "fp16")
+    option("layers", "--precision", "of auto and cuDNN (default: float32)", choices=precisions, default="float32")
+    text = "on a GPU, also layers whose activations stay split, NHWC, as inside gpu_network"
+    option("layers", "--split-form", text, **flag)
+    option("networks", "--training", "time training steps, on a GPU", **flag)
+    option("networks", "--gpus", "with --training, GPUs that share a step's images (default: 1)", **number, default=1)
+    for command, sets in (("layers", _layer_names.SETS), ("networks", _networks.SETS)):
+        text = f"the course's {command}, or those of known image classifiers, with 128 images (default: course)"
+        option(command, "--set", text, choices=list(sets), default="course")
+    text = "names, or sizes CxHxWxMxK such as 3x32x32x16x5 or 96x35x35x96x3s2p1, in place of --set"
+    option("layers", "--layer", text, **several)
+    option("networks", "--network", "of models/, or of Gluon's such as resnet50_v1, in place of --set", **several)
+    option("layers", "--random", "N random layers instead", **number)
+    option("sweep", "--random", "N random layers as well", **number)
+    text = f"what random layers come from, in turn, such as {_layer_names.RANGES}"
+    option("layers sweep", "--ranges", text, **several)
+    text = f"images of each case; random layers have as many at most (default: {_layer_names.IMAGES})"
+    option("layers networks sweep", "--images", text, **number)
+    option("transfers", "--images", text, **number, default=_layer_names.IMAGES)
+    for command, seed in (("layers", 0), ("networks", 0), ("sweep", 408)):
+        text = f"of data and random layers (default: {seed})"
+        option(command, "--seed", text, type=whole_number(0), default=seed)
+    option("sweep", "--again", "the layers that the tuning table has of this GPU, instead", **flag)
+    option("sweep", "--record", "write the times into the tuning table, in place of older ones", **flag)
+    cores = len(os.sched_getaffinity(0))
+    option(every, "--threads", f"threads of all contestants (default: {cores})", **number, default=cores)
+    option(every, "--repeats", "timed calls of each kind (fewer by default where a call takes seconds)", **number)
+    option(every, "--json", "write all figures there, case by case", type=output_file, metavar="FILE")
+    text = "draw bars, and a roofline of layers, there"
+    option(every, "--plots", text, type=output_folder, metavar="FOLDER")
     return parser, found
-
-
-def _options(command: str) -> dict[str, dict[str, Any]]:
-    """What argparse needs of each option, as a subcommand has it."""
-    images, cores, sweep = _layer_names.IMAGES, len(os.sched_getaffinity(0)), command == "sweep"
-    ranges, seed = _sweep.RANGES if sweep else (_layer_names.RANGES,), 408 if sweep else 0
-    sets = _networks.SETS if command == "networks" else _layer_names.SETS
-    number: dict[str, Any] = {"type": whole_number(1), "metavar": "N"}
-    several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
-    found: dict[str, dict[str, Any]] = {
-        "--context": {"choices": ["cpu", "gpu"], "default": "cpu", "help": "where the operator computes"},
-        "--impl": {
-            **several,
-            "default": ["all" if sweep else "auto"],
-            "help": "implementations, such as direct; or all",
-        },
-        "--gradient": {"choices": ("data", "weight"), "help": "time the layers' gradients to these instead"},
-        "--precision": {"choices": ("float32", "tf32", "fp16"), "default": "float32", "help": "of auto and cuDNN"},
-        "--split-form": {
-            "action": "store_true",
-            "help": "on a GPU, also layers whose activations stay split, NHWC, as inside gpu_network",
-        },
-        "--set": {
-            "choices": list(sets),
-            "default": "course",
-            "help": "the course's networks or layers, or those of known image classifiers, with 128 images",
-        },
-        "--layer": {
-            **several,
-            "help": "names, or sizes CxHxWxMxK such as 3x32x32x16x5 or 96x35x35x96x3s2p1, in place of --set",
-        },
-        "--network": {**several, "help": "of models/, or of Gluon's such as resnet50_v1, in place of --set"},
-        "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
-        "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
-        "--images": {
-            **number,
-            "default": images,
-            "help": "images of each case; random layers have as many at most",
-        },
-        "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
-        "--gpus": {**number, "default": 1, "help": "with --training, GPUs that share the images of a step"},
-        "--again": {"action": "store_true", "help": "the layers that the tuning table has of this GPU, instead"},
-        "--record": {"action": "store_true", "help": "write the times into the tuning table, in place of older ones"},
-        "--threads": {**number, "default": cores, "help": "threads of all contestants"},
-        "--repeats": {**number, "help": "timed calls of each kind (fewer by default where a call takes seconds)"},
-        "--seed": {"type": whole_number(0), "default": seed, "help": "of data and random layers"},
-        "--json": {"type": output_file, "metavar": "FILE", "help": "write all figures there, case by case"},
-        "--plots": {"type": output_folder, "metavar": "FOLDER", "help": "draw bars, and a roofline of layers, there"},
-    }
-    if command in ("layers", "networks"):
-        del found["--images"]["default"]
-    if command == "transfers":
-        found["--impl"] = {"default": "auto", "metavar": "NAME", "help": "the implementation"}
-    for values in found.values():
-        default = values.get("default")
-        if default is not None:
-            shown = default if isinstance(default, (str, int)) else " ".join(default)
-            values["help"] += f" (default: {shown})"
-    if sweep:  # --again tells whether they are given
-        found["--images"]["default"] = found["--ranges"]["default"] = None
-    return found
 
 
 if __name__ == "__main__":

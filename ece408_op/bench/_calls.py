@@ -48,7 +48,7 @@ assert (y.asnumpy() == 25).all()
 """
 
 
-def one_image(device: str, calls: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
+def one_image(device: str, calls: int) -> Case:
     """Calls of nd.Custom on one image in the context of "cpu" or "gpu", each waited for, and a process's first call.
 
     The difference between ``New`` and the Custom operator that does nothing is the operator's own cost, including the
@@ -113,7 +113,7 @@ def _first_call(device: str) -> float:
     return float(done.stdout)
 
 
-def transfers(impl: str, images: int, repeats: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
+def transfers(impl: str, images: int, repeats: int) -> Case:
     """The operator on mx.cpu() arrays with device="gpu", and its output alone copied by the same staging buffers.
 
     Both write into memory that was never touched (FRESH), and into memory that was (REUSED).

@@ -48,9 +48,7 @@ FORWARD, ON_GPU = "forward", "gpu"
 _SETTING, _DEFAULT = "MXNET_SUBGRAPH_BACKEND", "default"
 
 
-def case(
-    name: str, images: int | None, device: str, repeats: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
-) -> Case:
+def case(name: str, images: int | None, device: str, repeats: int, seed: int) -> Case:
     """All contestants on one network; ``device`` is where the convolutions of ``New`` are computed.
 
     On "gpu" the contestants are also gpu_network and PyTorch. A row of ``New`` or gpu_network fails where a prediction
@@ -74,9 +72,7 @@ def case(
     bound = EPS32 * sum(prod(shape[1:]) for shape in weights)
 
     def add(contestant: str, impl: str, calls: dict[str, Callable[[], Any]]) -> None:
-        for row in _rows(contestant, impl, calls, expected, bound, repeats):
-            progress(row)
-            rows.append(row)
+        rows.extend(_rows(contestant, impl, calls, expected, bound, repeats))
 
     # A GPU's peers of Gluon's networks are on the GPU; MXNet's CPU would take minutes.
     for setting in (_DEFAULT, "NONE") if network or device == "cpu" else ():

@@ -34,9 +34,7 @@ _TOLERANCES = (1e-3, 1e-3, 1e-2)
 Step = Callable[[], Any]
 
 
-def case(
-    name: str, images: int | None, repeats: int, gpus: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
-) -> Case:
+def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> Case:
     """Time all contestants on one network, with ``images`` images in a step; they begin with the same parameters.
 
     gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
@@ -54,7 +52,6 @@ def case(
         seconds = () if wrong else timer.measure(step, timer.cpu_clock, repeats=repeats).seconds
         status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
         rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))
-        progress(rows[-1])
         # The next contestant gets this one's memory.
         del step
         gc.collect()

@@ -38,8 +38,6 @@ _CHECKED_ON_CPU, _CHECKED_ON_GPU = 16, 3
 #: only a share of the sum of |x||w| beyond this is called wrong.
 _CUDNN_BOUND = 0.01
 
-
-Progress = Callable[[Row], Any]
 #: By kind of call: the call, which returns its output, and what is done before each one, or None.
 Calls = Mapping[str, tuple[Callable[[], Any], Any]]
 
@@ -92,13 +90,8 @@ def known_impls(asked: Iterable[str], device: str) -> list[str]:
     return [name for impl in asked for name in (names if impl == "all" else [impl])]
 
 
-def cpu_case(
-    name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings, progress: Progress = lambda row: None
-) -> Case:
-    """All contestants on one layer of random data on the CPU: MXNet's Convolution, ``New``, PyTorch if installed.
-
-    ``progress`` is called with each row when it is measured.
-    """
+def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings) -> Case:
+    """All contestants on one layer of random data on the CPU: MXNet's Convolution, ``New``, PyTorch if installed."""
     import mxnet as mx
 
     from ece408_op.plugin import bridge
@@ -144,7 +137,7 @@ def cpu_case(
 
     reference = Reference(a, b, _CHECKED_ON_CPU, problem)
     rows = timed_rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
-    return case_of(name, problem, rows, ceilings, progress)
+    return case_of(name, problem, rows, ceilings)
 
 
 def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
@@ -225,15 +218,13 @@ def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last
     return lambda: torch.ops.aten.convolution_backward(*passed)[wanted.index(True)]
 
 
-def gpu_case(
-    name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings, progress: Progress = lambda row: None
-) -> Case:
+def gpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings) -> Case:
     """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU."""
     cupy = cuda.cupy()
     rng = cupy.random.default_rng(settings.seed)
     w = rng.standard_normal(problem.shapes[1], dtype=np.float32)
     x = 2 * rng.random(problem.shapes[0], dtype=np.float32) - 1
-    case = case_of(name, problem, gpu_rows(problem, x, w, settings), ceilings, progress)
+    case = case_of(name, problem, gpu_rows(problem, x, w, settings), ceilings)
     del x, w
     cupy.get_default_memory_pool().free_all_blocks()
     return case
@@ -262,15 +253,12 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
         if settings.split_form:
             try:
                 layer = _split_form.SplitLayer(problem, x, w, precision)
-                yield Contestant(
-                    _split_form.NAME, {KERNEL: (layer, layer.prepare)}, layer.values, layer.bound, dispatch.AUTO
-                )
+                calls = {KERNEL: (layer, layer.prepare)}
+                yield Contestant(_split_form.NAME, calls, layer.values, layer.bound, dispatch.AUTO)
             except UnsupportedError as error:
                 yield Row(_split_form.NAME, KERNEL, status=SKIPPED, reason=str(error), impl=dispatch.AUTO)
-        for layout, channels_last in (
-            {"NCHW": False, "NHWC": True}.items() if settings.peers and pytorch_has_cuda() else ()
-        ):
-            calls = {KERNEL: (_pytorch(problem, x, w, precision, channels_last), evict)}
+        for layout in ("NCHW", "NHWC") if settings.peers and pytorch_has_cuda() else ():
+            calls = {KERNEL: (_pytorch(problem, x, w, precision, layout == "NHWC"), evict)}
             yield Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
 
     for row in timed_rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
@@ -331,15 +319,11 @@ def timed_rows(
             )
 
 
-def case_of(
-    name: str, problem: ConvProblem, rows: Iterable[Row], ceilings: Ceilings, progress: Progress = lambda row: None
-) -> Case:
+def case_of(name: str, problem: ConvProblem, rows: Iterable[Row], ceilings: Ceilings) -> Case:
     """The case of the rows, each with the roofline of the units that its kernel uses."""
-    found = []
-    for row in rows:
-        progress(row)
-        if row.kernel:
-            roofline = ceilings.roofline_seconds(problem, dispatch.find(row.kernel).arithmetic)
-            row = replace(row, roofline_seconds=roofline)  # noqa: PLW2901
-        found.append(row)
-    return Case(name, problem.batch, tuple(found), problem.convolution, ceilings.roofline_seconds(problem))
+
+    def roofline(row: Row) -> float | None:
+        return ceilings.roofline_seconds(problem, dispatch.find(row.kernel).arithmetic) if row.kernel else None
+
+    found = tuple(replace(row, roofline_seconds=roofline(row)) for row in rows)
+    return Case(name, problem.batch, found, problem.convolution, ceilings.roofline_seconds(problem))

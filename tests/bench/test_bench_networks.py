@@ -85,7 +85,7 @@ def test_a_training_step_returns_its_loss():
     import network_fake
 
     with network_fake.installed():
-        case = _training.case("ece408-high", 4, 1, 2, 0, None, lambda row: None)
+        case = _training.case("ece408-high", 4, 1, 2, 0)
     assert len(case.rows) >= 3
     for row, contestant in zip(case.rows, ("gpu_network gpusgd", "gpu_network sgd", "gpu_network gpusgd, 2 GPUs")):
         assert (row.contestant, row.call, row.status) == (contestant, "step", "passed")
