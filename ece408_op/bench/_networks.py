@@ -13,7 +13,6 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -44,8 +43,8 @@ IMAGES, GLUONS_IMAGES = 10_000, 128
 #: The kinds of call.
 FORWARD, ON_GPU = "forward", "gpu"
 
-#: MXNet's setting that decides whether it fuses operators, and the value that it has by default.
-_SETTING, _DEFAULT = "MXNET_SUBGRAPH_BACKEND", "default"
+#: MXNet's setting that decides whether it fuses operators.
+_SETTING = "MXNET_SUBGRAPH_BACKEND"
 
 
 def case(name: str, images: int | None, device: str, repeats: int, seed: int) -> Case:
@@ -56,14 +55,8 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
     """
     from ece408_op.models import inference
 
-    network = files.find(name) if name in files.list_names() else None
-    if network is None:
-        images = images or GLUONS_IMAGES
-        built_in, image = gluons(name, seed)
-        pixels = np.random.RandomState(seed).uniform(-1, 1, (images, *image)).astype(np.float32)
-    else:
-        images, built_in = images or IMAGES, inference.built_in(network)
-        pixels, _, _ = load_test(shapes.info(network).image[1], images)
+    own = name in files.list_names()
+    built_in, pixels, _ = given(name, images, seed)
     rows: list[Row] = []
     expected = _bound(built_in, pixels)[FORWARD]()
     # A sum of n products has an error of at most n u, and the layers' errors add up (Higham, Accuracy and Stability of
@@ -75,17 +68,16 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
         rows.extend(_rows(contestant, impl, calls, expected, bound, repeats))
 
     # A GPU's peers of Gluon's networks are on the GPU; MXNet's CPU would take minutes.
-    for setting in (_DEFAULT, "NONE") if network or device == "cpu" else ():
-        with _fusing(setting):
-            add(f"MXNet, {setting}", "", _bound(built_in, pixels))
-    if network:
-        for fuse, setting in product((False, True), (_DEFAULT, "NONE")):
-            with _fusing(setting):
-                loaded = inference.with_operator(network, AUTO, device, fuse=fuse)
-                add(f"New{' fused' if fuse else ''}, {setting}", AUTO, _bound(loaded, pixels))
+    if own or device == "cpu":
+        add("MXNet, default", "", _bound(built_in, pixels))
+        with _without_fusing():
+            add("MXNet, NONE", "", _bound(built_in, pixels))
+    for contestant, fuse in {"New": False, "New fused": True}.items() if own else ():
+        loaded = inference.with_operator(files.find(name), AUTO, device, fuse=fuse)
+        add(contestant, AUTO, _bound(loaded, pixels))
     if device == "gpu":
         # On image classifiers, PyTorch has cuDNN.
-        for impl in (AUTO, "cudnn") if network else (AUTO,):
+        for impl in (AUTO, "cudnn") if own else (AUTO,):
             try:
                 add(f"gpu_network {impl}", impl, _gpu_network(built_in, pixels, impl))
             except Ece408Error as error:
@@ -96,7 +88,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
             add(f"gpu_network {AUTO}, {gpus} GPUs", AUTO, {FORWARD: _executed(several, pixels)})
         for contestant, calls in _pytorch(built_in, pixels):
             add(contestant, "", calls)
-    return Case(name, images, tuple(rows))
+    return Case(name, len(pixels), tuple(rows))
 
 
 def _rows(
@@ -109,8 +101,10 @@ def _rows(
 ) -> Iterator[Row]:
     """The rows of a contestant's calls, which return scores (N, classes); the first call is one of "forward"."""
     for kind, call in calls.items():
-        first, scores = timer.cpu_clock(call)
-        agreeing, error = _compared(_numpy(scores), expected)
+        first, output = timer.cpu_clock(call)
+        scores = _numpy(output)
+        agreeing = int((scores.argmax(axis=1) == expected.argmax(axis=1)).sum())
+        error = float(abs(scores - expected).max() / abs(expected).max())
         wrong = bool(impl) and (agreeing < len(expected) or not error <= bound)
         got = f"{agreeing} of {len(expected)} predictions are MXNet's, the error is {error:.2g}, allowed {bound:.2g}"
         status, reason = (FAILED, got) if wrong else (PASSED, "")
@@ -121,38 +115,43 @@ def _rows(
         yield Row(contestant, kind, seconds, status, reason, impl, error=error, bound=bound, details=details)
 
 
-def _compared(scores: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
-    """Return how many images are put into the same class, and the largest difference over the largest score."""
-    agreeing = int((scores.argmax(axis=1) == expected.argmax(axis=1)).sum())
-    return agreeing, float(abs(scores - expected).max() / abs(expected).max())
-
-
-def _mxnet() -> Any:
-    import mxnet
-
-    return mxnet
-
-
 def _bound(network: Any, pixels: np.ndarray) -> dict[str, Callable[[], Any]]:
+    import mxnet as mx
+
     from ece408_op.models import inference
 
-    mx = _mxnet()
     forward, data = inference.bound(network, pixels.shape, mx.cpu()), mx.nd.array(pixels)
     data.wait_to_read()
     return {FORWARD: lambda: forward(data).asnumpy()}
 
 
 @contextmanager
-def _fusing(setting: str) -> Iterator[None]:
-    before = os.environ.pop(_SETTING, None)
-    if setting != _DEFAULT:
-        os.environ[_SETTING] = setting
+def _without_fusing() -> Iterator[None]:
+    """Inside the context, MXNet fuses no operators when it binds a graph."""
+    before = os.environ.get(_SETTING)
+    os.environ[_SETTING] = "NONE"
     try:
         yield
     finally:
-        os.environ.pop(_SETTING, None)
+        del os.environ[_SETTING]
         if before is not None:
             os.environ[_SETTING] = before
+
+
+def given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return a network by its name, images (N, C, H, W) and labels (N,), float32.
+
+    They are a data set's for the networks of models/, random for Gluon's, which have random weights.
+    """
+    from ece408_op.models import inference
+
+    if name in files.list_names():
+        pixels, labels, _ = load_test(shapes.info(name).image[1], images or IMAGES)
+        return inference.built_in(files.find(name)), pixels, labels.astype(np.float32)
+    network, image = gluons(name, seed)
+    stream, images = np.random.RandomState(seed), images or GLUONS_IMAGES
+    pixels = stream.uniform(-1, 1, (images, *image)).astype(np.float32)
+    return network, pixels, stream.randint(0, 1000, images).astype(np.float32)
 
 
 def gluons(name: str, seed: int) -> tuple[Any, tuple[int, int, int]]:
@@ -160,9 +159,10 @@ def gluons(name: str, seed: int) -> tuple[Any, tuple[int, int, int]]:
 
     Raises ValueError, with all names, for another name.
     """
+    import mxnet as mx
+
     from ece408_op.models import inference
 
-    mx = _mxnet()
     mx.random.seed(seed)
     side = 299 if name.startswith("inception") else 224
     block = mx.gluon.model_zoo.vision.get_model(name)
@@ -193,7 +193,8 @@ def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Calla
 
 def _executed(network: Any, pixels: np.ndarray) -> Callable[[], Any]:
     """A forward of an executor whose data array has the images: a Module would copy them into another one."""
-    mx = _mxnet()
+    import mxnet as mx
+
     sizes, _, _ = network.symbol.infer_shape(data=pixels.shape)
     parameters = {name: array.astype("float32") for name, array in network.arg_params.items()}
     arrays = {"data": mx.nd.array(pixels), **parameters}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ece408_op.core import timer
-from ece408_op.data import load_test
-from ece408_op.models import files, shapes
+from ece408_op.models import files
 from ece408_op.runtime import cuda
 
 from . import _networks, layers
@@ -40,7 +40,9 @@ def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> C
     gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
     contestant's, unless the network has dropout, whose losses are random.
     """
-    network, pixels, labels = _given(name, images, seed)
+    network, pixels, labels = _networks.given(name, images, seed)
+    if name in files.list_names():  # up to the scores before softmax
+        network = replace(network, symbol=network.symbol.get_children()[0])
     rows: list[Row] = []
     expected: list[float] = []
     random = "Dropout" in network.symbol.tojson()
@@ -56,22 +58,6 @@ def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> C
         del step
         gc.collect()
     return Case(name, len(pixels), tuple(rows))
-
-
-def _given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return the network up to the scores before softmax, images and labels."""
-    from ece408_op.models import inference
-
-    if name in files.list_names():
-        network = inference.built_in(files.find(name))
-        pixels, labels, _ = load_test(shapes.info(name).image[1], images or _networks.IMAGES)
-        (scores, *_) = network.symbol.get_children()
-        return inference.Loaded(scores, network.arg_params, network.aux_params), pixels, labels.astype(np.float32)
-    images = images or _networks.GLUONS_IMAGES
-    network, image = _networks.gluons(name, seed)
-    stream = np.random.RandomState(seed)
-    pixels = stream.uniform(-1, 1, (images, *image)).astype(np.float32)
-    return network, pixels, stream.randint(0, 1000, images).astype(np.float32)
 
 
 def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray, gpus: int) -> Iterator[tuple[str, str, Step]]:
