@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import math
 import os
+import shutil
 import sys
+import urllib.request
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from ece408_op.errors import DataError
 
-from . import _download, sample
+from . import sample
+from .atomic import replacing
 from .resize import resize
 
 #: The environment variable with the name of a folder that has the files.
@@ -31,11 +36,11 @@ VARIABLE = "ECE408_DATA"
 #: The project's data folder.
 PROJECT_FOLDER = Path(__file__).resolve().parent
 
-#: The authors' two servers. The second one has no https; the checksums guard both.
-MIRRORS = (
-    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-)
+#: The authors' server.
+URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
+
+#: Seconds to wait for a connection, and for each packet.
+TIMEOUT = 5.0
 
 #: Rows, and columns, of the published images.
 ORIGINAL_SIZE = 28
@@ -50,7 +55,7 @@ SAMPLE_NOTICE = (
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file in IDX format: its name without .gz, the shape of its uint8 array, and the checksums of its two forms.
+    """One file in IDX format: its name without .gz, the shape of its uint8 array, and the SHA-256 without compression.
 
     An IDX file has two zero bytes, the type (8), the number of dimensions, each dimension as a big-endian integer of 32
     bits, and the elements in C order.
@@ -58,11 +63,7 @@ class PublishedFile:
 
     name: str
     shape: tuple[int, ...]
-    #: SHA-256 of the file without compression.
     sha256: str
-    #: Length and SHA-256 of the .gz file as published.
-    gz_bytes: int
-    gz_sha256: str
 
 
 TEST = (
@@ -70,15 +71,11 @@ TEST = (
         "t10k-images-idx3-ubyte",
         (10000, 28, 28),
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        4422102,
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
     ),
     PublishedFile(
         "t10k-labels-idx1-ubyte",
         (10000,),
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        5148,
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
 )
 
@@ -87,15 +84,11 @@ TRAINING = (
         "train-images-idx3-ubyte",
         (60000, 28, 28),
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        26421880,
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
     ),
     PublishedFile(
         "train-labels-idx1-ubyte",
         (60000,),
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        29515,
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
     ),
 )
 
@@ -127,7 +120,7 @@ class Found(NamedTuple):
 
 
 class _AbsentError(DataError):
-    """The files are in none of the places, and no server sent them; the message names every place."""
+    """The files are in none of the places, and the server did not send them; the message names every place."""
 
 
 def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
@@ -267,15 +260,26 @@ def _read(path: Path, file: PublishedFile) -> np.ndarray:
 
 def _cached_or_downloaded(cache: Path, file: PublishedFile) -> np.ndarray:
     """Return the file's array from the cache folder; download a missing or damaged file."""
-    target = cache / f"{file.name}.gz"
-    failures = []
-    for mirror in (None, *MIRRORS):
-        try:
-            if mirror is not None:
-                _download.fetch(f"{mirror}{target.name}", target, file.gz_bytes, file.gz_sha256)
-            arrays = _read_folder(cache, [file])
-            if arrays is not None:
-                return arrays[0]
-        except DataError as error:
-            failures.append(str(error))
-    raise DataError("; ".join(failures))
+    with suppress(DataError):
+        arrays = _read_folder(cache, [file])
+        if arrays is not None:
+            return arrays[0]
+    name = f"{file.name}.gz"
+    try:
+        with replacing(cache / name) as copy:
+            _download(name, copy)
+            return _read(Path(copy.name), file)
+    except (DataError, OSError, http.client.HTTPException) as error:
+        raise DataError(f"{URL}{name}: {error}") from error
+
+
+def _download(name: str, target: BinaryIO) -> None:
+    """Copy a file of the authors' server into ``target``, with a progress bar on stderr."""
+    from tqdm import tqdm
+
+    request = urllib.request.Request(f"{URL}{name}", headers={"User-Agent": "ece408-op"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        size = int(response.headers.get("Content-Length", 0)) or None
+        with tqdm.wrapattr(response, "read", total=size, desc=f"Downloading {name}") as body:
+            shutil.copyfileobj(body, target)
+    target.flush()

@@ -10,7 +10,10 @@ import hashlib
 import os
 import re
 import struct
+import threading
+import time
 import tracemalloc
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +28,14 @@ COUNT = 6
 RANDOM = np.random.RandomState(0)
 IMAGES = RANDOM.randint(0, 256, (COUNT, 28, 28)).astype(np.uint8)
 LABELS = RANDOM.randint(0, 10, COUNT).astype(np.uint8)
-NOWHERE = ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/")
+NOWHERE = "http://127.0.0.1:9/"
 
 
-def write(path: Path, array: np.ndarray) -> list[bytes]:
-    """Write the array as a gzipped IDX file; return the content without and with compression."""
+def write(path: Path, array: np.ndarray) -> bytes:
+    """Write the array as a gzipped IDX file; return the content without compression."""
     plain = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-    path.write_bytes(gzip.compress(plain, mtime=0))
-    return [plain, path.read_bytes()]
+    path.write_bytes(gzip.compress(plain))
+    return plain
 
 
 @pytest.fixture
@@ -43,13 +46,12 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for which in ("TEST", "TRAINING"):
         files = []
         for file, array in zip(getattr(_fashion_mnist, which), (IMAGES, LABELS)):
-            both = write(folder / f"{file.name}.gz", array)
-            sums = [hashlib.sha256(content).hexdigest() for content in both]
-            files.append(_fashion_mnist.PublishedFile(file.name, array.shape, sums[0], len(both[1]), sums[1]))
+            checksum = hashlib.sha256(write(folder / f"{file.name}.gz", array)).hexdigest()
+            files.append(_fashion_mnist.PublishedFile(file.name, array.shape, checksum))
         monkeypatch.setattr(_fashion_mnist, which, tuple(files))
     (tmp_path / "project").mkdir()
     monkeypatch.setattr(_fashion_mnist, "PROJECT_FOLDER", tmp_path / "project")
-    monkeypatch.setattr(_fashion_mnist, "MIRRORS", NOWHERE)
+    monkeypatch.setattr(_fashion_mnist, "URL", NOWHERE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("ECE408_DATA", raising=False)
     return folder
@@ -57,8 +59,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The published folder as the second mirror; the first one does not answer."""
-    monkeypatch.setattr(_fashion_mnist, "MIRRORS", (NOWHERE[0], f"{published.as_uri()}/"))
+    """The published folder as the authors' server."""
+    monkeypatch.setattr(_fashion_mnist, "URL", f"{published.as_uri()}/")
     return published
 
 
@@ -197,10 +199,44 @@ def test_damaged_download_is_fetched_again(server: Path, tmp_path: Path) -> None
     assert damaged.read_bytes() == (server / damaged.name).read_bytes()
 
 
-def test_server_with_another_file(server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(server / "t10k-images-idx3-ubyte.gz", IMAGES[::-1])
-    assert load_test(count=COUNT).source == "sample"
-    assert capsys.readouterr().err.endswith(f"{_fashion_mnist.SAMPLE_NOTICE}\n")
+class Faulty(BaseHTTPRequestHandler):
+    """A server with the fault that the URL names."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/missing"):
+            self.send_error(404, "Not here")
+            return
+        self.send_response(200)
+        self.end_headers()
+        if self.path.startswith("/silent"):
+            time.sleep(1)
+        content = gzip.compress(bytes(99))
+        self.wfile.write(content[:-1] if self.path.startswith("/cut") else content)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("missing", "HTTP Error 404: Not here"),
+        ("silent", "timed out"),
+        ("cut", "cannot be read"),
+        ("other", "not the published train-images"),
+    ],
+)
+def test_a_failed_download_is_named_and_leaves_no_file(
+    fault: str, reason: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Faulty) as http:
+        threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{http.server_address[1]}/{fault}/"
+        monkeypatch.setattr(_fashion_mnist, "URL", url)
+        monkeypatch.setattr(_fashion_mnist, "TIMEOUT", 0.3)
+        with pytest.raises(DataError, match=f"{url}train-images-idx3-ubyte.gz: .*{reason}"):
+            load_training()
+        http.shutdown()
     assert not list((tmp_path / "cache/ece408-op").iterdir())
 
 
