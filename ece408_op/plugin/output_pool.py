@@ -21,12 +21,11 @@ from functools import cache
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from llvmlite import ir
 
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime import llvm, memory
+from ece408_op.runtime import llvm
 
 #: Outputs from this many bytes on use the pool.
 LEAST_BYTES = 4 << 20
@@ -34,9 +33,8 @@ LEAST_BYTES = 4 << 20
 LIMIT = 4 << 30
 VARIABLE = "ECE408_OUTPUT_POOL"
 
-#: A block serves outputs of at least its size divided by this.
-_WASTE = 2
-_HUGE_PAGE = 2 << 20
+#: Linux's numbers for madvise; not every Python has names for them.
+_FREE, _HUGE_PAGES = 8, 14
 _CPU, _FLOAT, _BITS = 1, 2, 32  # DLPack's numbers
 
 
@@ -48,26 +46,21 @@ class _Tensor(ctypes.Structure):
     ]  # fmt: skip
 
 
-class ManagedTensor(ctypes.Structure):
+class _ManagedTensor(ctypes.Structure):
     """DLPack's DLManagedTensor: a tensor, and the function to call with this structure when it is needed no longer."""
 
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
-class _Control(ctypes.Structure):
+class _Block(ctypes.Structure):
+    """Memory, and what the machine code needs to know about it."""
+
     _fields_ = [("in_use", ctypes.c_int64), ("start", ctypes.c_int64), ("bytes", ctypes.c_int64)]
 
-
-class _Block:
-    """Memory that begins at a huge page, and what the machine code needs to know about it."""
-
     def __init__(self, size: int) -> None:
-        size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
-        # One page more, since the first huge page may begin later.
-        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
-        first = memory.address(np.frombuffer(self._memory, np.uint8))
-        self.control = _Control(1, -(-first // _HUGE_PAGE) * _HUGE_PAGE, size)
+        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(_HUGE_PAGES)
+        super().__init__(1, ctypes.addressof(ctypes.c_byte.from_buffer(self._memory)), size)
 
 
 class OutputPool:
@@ -82,19 +75,7 @@ class OutputPool:
         self._lock = threading.Lock()
 
     def array(self, shape: tuple[int, ...]) -> Any:
-        """Return an uninitialised float32 NDArray of mx.cpu(); None beyond the limit, or without Linux's MADV_FREE."""
-        tensor = self.allocate(shape)
-        if tensor is None:
-            return None
-        handle = mx.base.NDArrayHandle()
-        mx.base.check_call(mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
-        return mx.nd.NDArray(handle=handle)
-
-    def allocate(self, shape: tuple[int, ...]) -> ManagedTensor | None:
-        """Return a float32 tensor, or None as ``array`` does. The caller has to call its ``deleter`` once."""
-        deleter = _deleter()
-        if deleter is None:
-            return None
+        """Return an uninitialised float32 NDArray of mx.cpu(); None beyond the limit, or without memory."""
         try:
             block = self._block(ITEM_BYTES * math.prod(shape))
         except OSError:
@@ -102,28 +83,27 @@ class OutputPool:
         if block is None:
             return None
         sizes = (ctypes.c_int64 * len(shape))(*shape)
-        tensor = _Tensor(block.control.start, _CPU, 0, len(shape), _FLOAT, _BITS, 1, sizes, None, 0)
-        return ManagedTensor(tensor, ctypes.addressof(block.control), ctypes.cast(deleter, ctypes.c_void_p))
-
-    def waiting_bytes(self) -> int:
-        """Return the bytes of the blocks that no array uses."""
-        return sum(block.control.bytes for block in list(self._blocks) if not block.control.in_use)
+        tensor = _Tensor(block.start, _CPU, 0, len(shape), _FLOAT, _BITS, 1, sizes, None, 0)
+        managed = _ManagedTensor(tensor, ctypes.addressof(block), ctypes.cast(_deleter(), ctypes.c_void_p))
+        handle = mx.base.NDArrayHandle()
+        mx.base.check_call(mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(managed), True, ctypes.byref(handle)))
+        return mx.nd.NDArray(handle=handle)
 
     def _block(self, size: int) -> _Block | None:
         with self._lock:
-            free = [block for block in self._blocks if not block.control.in_use]
-            fitting = [block for block in free if size <= block.control.bytes <= _WASTE * max(size, _HUGE_PAGE)]
-            if fitting:
-                block = min(fitting, key=lambda block: block.control.bytes)
-                self._blocks.remove(block)
-                block.control.in_use = 1
+            waiting = [block for block in self._blocks if not block.in_use]
+            for block in waiting:
+                if block.bytes == size:
+                    self._blocks.remove(block)
+                    block.in_use = 1
+                    break
             else:
-                used = sum(block.control.bytes for block in self._blocks)
-                if used - sum(block.control.bytes for block in free) + size > self._limit:
+                free = self._limit - sum(block.bytes for block in self._blocks)
+                if free + sum(block.bytes for block in waiting) < size:
                     return None
-                while used + size > self._limit:
-                    used -= free[0].control.bytes
-                    self._blocks.remove(free.pop(0))  # its memory goes with it
+                while free < size:
+                    free += waiting[0].bytes
+                    self._blocks.remove(waiting.pop(0))  # its memory goes with it
                 block = _Block(size)
             self._blocks.append(block)
             return block
@@ -147,17 +127,15 @@ def _kept(value: Any) -> Any:
 @cache
 def _deleter() -> Any:
     """Return the machine code of all deleters: give the pages to the system, then mark the block as free."""
-    if not all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS")):
-        return None
     advise = ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
     with llvm.LOCK:
         with llvm.Function(llvm.Module("pool", llvm.cpu()), "free_block", "", "managed", exported=True) as f:
             (managed,) = f.arguments
-            control = managed.pointer_at(ManagedTensor.context.offset).load()
-            start, size = (control.pointer_at(each.offset).load() for each in (_Control.start, _Control.bytes))
+            block = managed.pointer_at(_ManagedTensor.context.offset).load()
+            start, size = (block.pointer_at(each.offset).load() for each in (_Block.start, _Block.bytes))
             kind = ir.FunctionType(llvm.I32, [llvm.I64, llvm.I64, llvm.I32])
-            free = ir.Constant(llvm.I32, mmap.MADV_FREE)
+            free = ir.Constant(llvm.I32, _FREE)
             f.b.call(f.b.inttoptr(f.const(advise).ir, kind.as_pointer()), [start.ir, size.ir, free])
-            in_use = control.pointer_at(_Control.in_use.offset)
+            in_use = block.pointer_at(_Block.in_use.offset)
             f.b.store_atomic(f.const(0).ir, in_use.ir, "release", 8)
         return _kept(f.compiled())
