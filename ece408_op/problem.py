@@ -173,8 +173,7 @@ class ConvProblem:
     @property
     def flops(self) -> int:
         """Floating-point operations, a multiplication and an addition per product; the gradients need as many."""
-        taps = self.channels // self.groups * self.kernel * self.kernel_width
-        return 2 * taps * self.batch * self.filters * self.output_height * self.output_width
+        return 2 * math.prod(self.w_shape) * self.batch * self.output_height * self.output_width
 
     @property
     def bytes(self) -> int:
@@ -291,31 +290,19 @@ class PooledProblem(ConvProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, size in (("rows", self.output_height), ("columns", self.output_width)):
-            check_pooled(name, size, self.full)
-
-    @property
-    def pooled_height(self) -> int:
-        """Rows of an output map, PH."""
-        return (self.output_height + self.full) // 2
-
-    @property
-    def pooled_width(self) -> int:
-        """Columns of an output map, PW."""
-        return (self.output_width + self.full) // 2
+            if size < 2 and not self.full:
+                raise ProblemError(
+                    f"fuse: expected at least 2 {name} of the convolution for 2 x 2 max-pooling, got {size}"
+                )
 
     @property
     def y_shape(self) -> Shape4:
         """The output's shape, (B, M, PH, PW)."""
-        return (self.batch, self.filters, self.pooled_height, self.pooled_width)
+        rows, columns = ((size + self.full) // 2 for size in (self.output_height, self.output_width))
+        return (self.batch, self.filters, rows, columns)
 
     def __str__(self) -> str:
         return f"{super().__str__()}, then tanh of 2 x 2 maxima"
-
-
-def check_pooled(name: str, size: int, full: bool) -> None:
-    """Raise ProblemError if ``size`` rows or columns of a convolution are too few for 2 x 2 max-pooling."""
-    if size < 2 and not full:
-        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution for 2 x 2 max-pooling, got {size}")
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +37,10 @@ class Network:
         return str(self.symbol)[: -len(_SYMBOL)]
 
 
-def list_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Return the sorted names of the networks in the folder (default: models/) that have both files."""
-    path = FOLDER if folder is None else Path(folder)
-    names = [file.name[: -len(_SYMBOL)] for file in path.glob(f"*{_SYMBOL}")]
-    return sorted(name for name in names if name and _newest(path, name) is not None)
+def list_names() -> list[str]:
+    """Return the sorted names of the networks in the folder that have both files."""
+    names = [file.name[: -len(_SYMBOL)] for file in FOLDER.glob(f"*{_SYMBOL}")]
+    return sorted(name for name in names if name and _newest(name) is not None)
 
 
 def read_weights(network: Network) -> dict[str, np.ndarray]:
@@ -51,17 +49,16 @@ def read_weights(network: Network) -> dict[str, np.ndarray]:
     return {key.partition(":")[2]: array for key, array in arrays.items()}
 
 
-def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
+def find(name: str) -> Network:
     """Return the network of that name; of several weight files, the one with the highest number.
 
     Raises GraphError, which names the file, if a file is missing or the symbol file is broken.
     """
-    path = FOLDER if folder is None else Path(folder)
-    symbol = path / f"{name}{_SYMBOL}"
+    symbol = FOLDER / f"{name}{_SYMBOL}"
     if not name or Path(name).name != name or not symbol.is_file():
-        known = ", ".join(list_names(path)) or "none yet"
-        raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {path}: {known}")
-    params = _newest(path, name)
+        known = ", ".join(list_names()) or "none yet"
+        raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {FOLDER}: {known}")
+    params = _newest(name)
     if params is None:
         raise GraphError(f"{symbol}: expected weights in its folder, such as {name}-0001.params, found none")
     title = data_node(read_graph(symbol), symbol).attrs.get(TITLE, name)
@@ -89,6 +86,6 @@ def _number(params: Path) -> int:
     return int(params.stem.rpartition("-")[2])
 
 
-def _newest(folder: Path, name: str) -> Path | None:
+def _newest(name: str) -> Path | None:
     pattern = re.compile(re.escape(name) + r"-[0-9]{4,}\.params")
-    return max((file for file in folder.glob("*.params") if pattern.fullmatch(file.name)), key=_number, default=None)
+    return max((file for file in FOLDER.glob("*.params") if pattern.fullmatch(file.name)), key=_number, default=None)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ece408_op.errors import GraphError
 from ece408_op.graph import node_conversion
@@ -37,16 +36,15 @@ class ConvLayer:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """`image` is (channels, rows, columns); `layers` has (operator, name) of each node that computes, in order."""
+    """`image` is (channels, rows, columns)."""
 
     network: Network
     image: tuple[int, int, int]
-    layers: tuple[tuple[str, str], ...]
     convolutions: tuple[ConvLayer, ...]
 
 
-def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -> NetworkInfo:
-    """Return a network's layers and shapes.
+def info(network: str | Network) -> NetworkInfo:
+    """Return the shapes of a network.
 
     The image has the shape in the data node's `__shape__`, (batch, channels, rows, columns). Without that attribute it
     is the smallest square that fits symbol and weights, with the channels of the first convolution.
@@ -54,13 +52,10 @@ def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -
     Raises GraphError, which names file and node, if a file is missing or broken, or if symbol and weights don't fit.
     """
     if isinstance(network, str):
-        network = find(network, folder)
-    written = read_graph(network.symbol)
-    graph = with_convolutions(written, str(network.symbol))
-    shapes = _Shapes(network, graph)
+        network = find(network)
+    shapes = _Shapes(network, with_convolutions(read_graph(network.symbol), str(network.symbol)))
     image = shapes.stated_image() or shapes.smallest_square()
-    layers = tuple((node.op, node.name) for node in written.nodes if node.op != VARIABLE)
-    return NetworkInfo(network, image, layers, shapes.convolutions(image))
+    return NetworkInfo(network, image, shapes.convolutions(image))
 
 
 def with_convolutions(graph: Graph, where: str = "symbol") -> Graph:
@@ -87,13 +82,8 @@ def load_symbol(graph: Graph, path: Path) -> Any:
         raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {_reason(error)}") from None
 
 
-class _Misfit(NamedTuple):
-    """The first weight that does not fit an image; of two misfits, the larger one is closer to fitting."""
-
-    #: Weights before it that fit, and minus the difference in elements.
-    fitting: int
-    nearness: int
-    reason: str
+#: The weights before the first one that does not fit an image, minus that one's difference in elements, and a message.
+_Misfit = tuple[int, int, str]
 
 
 class _Shapes:
@@ -120,19 +110,19 @@ class _Shapes:
         misfit = self.misfit(image)
         if misfit is not None:
             where = f"{self.network.params}: with the __shape__ of 'data' in {self.network.symbol}"
-            raise GraphError(f"{where}, {misfit.reason}")
+            raise GraphError(f"{where}, {misfit[-1]}")
         return image
 
     def smallest_square(self) -> tuple[int, int, int]:
-        channels, nearest = self._channels(), _Misfit(-1, 0, "")
+        channels, nearest = self._channels(), (-1, 0, "")
         for side in range(1, LARGEST + 1):
             misfit = self.misfit((channels, side, side))
             if misfit is None:
                 return (channels, side, side)
-            nearest = max(nearest, misfit, key=lambda one: (one.fitting, one.nearness))
+            nearest = max(nearest, misfit, key=lambda one: one[:-1])
         raise GraphError(
             f"{self.network.params}: expected weights that fit {self.network.symbol} for a square image of up to "
-            f"{LARGEST} rows, got none; nearest: {nearest.reason}; for other images give 'data' a __shape__"
+            f"{LARGEST} rows, got none; nearest: {nearest[-1]}; for other images give 'data' a __shape__"
         )
 
     def misfit(self, image: tuple[int, int, int]) -> _Misfit | None:
@@ -142,7 +132,7 @@ class _Shapes:
             # Not infer_shape, which prints its arguments to stdout on failure.
             arguments, _, states = self.symbol.infer_shape_partial(data=(1, *image))
         except mx.MXNetError as error:
-            return _Misfit(-1, 0, _reason(error))
+            return -1, 0, _reason(error)
         inferred = dict(zip(self.symbol.list_arguments(), arguments))
         inferred.update(zip(self.symbol.list_auxiliary_states(), states))
         for fitting, name in enumerate(self.trained):
@@ -150,7 +140,7 @@ class _Shapes:
             if expected != got:
                 difference = abs(math.prod(expected) - math.prod(got))
                 reason = f"expected {name} of shape {expected} for images {image}, got {got}"
-                return _Misfit(fitting, -difference, reason)
+                return fitting, -difference, reason
         return None
 
     def convolutions(self, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
