@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-from process import printed
 
 import ece408_op
 
@@ -177,34 +176,6 @@ def test_a_loop_that_was_made_without_the_cure_is_refused():
     text = graph.tojson().replace("__plain_inputs__", "__somebody_elses__")
     with pytest.raises(mx.MXNetError, match="control flow"):
         mx.sym.load_json(text).infer_shape(data=X.shape)
-
-
-NEXT_TO_ANOTHER_CALL = """
-import ece408_op
-import mxnet as mx
-import numpy as np
-stream = np.random.RandomState(0)
-filters = stream.normal(size=(32, 16, 3, 3)).astype(np.float32)
-x = mx.nd.array(stream.uniform(-1, 1, (8, 16, 20, 20)))
-layer = {"kernel": (3, 3), "num_filter": 32}
-expected = ece408_op.New(x, mx.nd.array(filters), **layer).asnumpy()
-wrong = 0
-for repeat in range(400):
-    weight = mx.nd.array(filters)
-    delayed = x
-    for _ in range(1 + repeat % 7):
-        delayed = delayed + 0
-    own = mx.nd.Convolution(delayed, weight, no_bias=True, **layer)
-    y = ece408_op.New(x, weight, **layer).asnumpy()
-    own.wait_to_read()
-    wrong += not np.abs(y - expected).max() == 0
-print(wrong)
-"""
-
-
-def test_a_built_in_convolution_that_has_still_to_begin_with_the_same_weight():
-    """It blocks the weight when it begins, whenever that is; MXNet's older engine makes that likely."""
-    assert printed("-c", NEXT_TO_ANOTHER_CALL, MXNET_ENGINE_TYPE="ThreadedEngine") == "0\n"
 
 
 @mx.operator.register("test_runs")
