@@ -143,7 +143,7 @@ class Batch:
 
     def _held(self, convolve: Call) -> Interval:
         """Have the stream wait until a convolution and its events are queued, while it runs other threads' work."""
-        with self._gpu.hold.held(self._gpu.stream, self.data[0][0]):
+        with self._gpu.blocker.blocked(self._gpu.stream, self.data[0][0]):
             return self._between_events(convolve)
 
     @staticmethod

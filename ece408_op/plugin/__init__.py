@@ -10,7 +10,7 @@ bridge            views of MXNet's arrays, and which GPUs MXNet can use
 default_layout    keeps oneDNN's blocked layout away from the operator
 output_pool       memory for large outputs
 engine_queue      Python functions in MXNet's engine
-quick_calls       MXNet's calls of an operator with hundreds of arrays
+fast_custom_op    MXNet's calls of an operator with hundreds of arrays
 pinned_arguments  pinned memory for what executors copy at each call
 array_version     how often MXNet has written an array
 mxnet_errors      brings the reason of an error inside an operator to the caller

@@ -57,10 +57,10 @@ _TO_DEVICE, _TO_HOST = 1, 2
 #: Device buffers that all stages share: the filters or their gradient, the bias, and sums in float64.
 _WEIGHT, _BIAS, _SUMS = "w", "bias", "sums"
 
-# The hold also ends after a time: a call that waits for the device must not wait for a thread that waits for the call.
-_HOLD_NANOSECONDS = 20_000_000
-_HOLD = """
-extern "C" __global__ void hold(const volatile long long *flag, long long number, long long most) {
+# The kernel also ends after a time: a call that waits for it must not wait for a thread that waits for the call.
+_SPIN_NANOSECONDS = 20_000_000
+_SPIN = """
+extern "C" __global__ void spin(const volatile long long *flag, long long number, long long most) {
     long long start, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
     do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -113,7 +113,7 @@ class Gpu:
         with self.device, cuda.reported("the host context"):
             #: The stream to compute on, and that of copies from and to pinned arrays, which take turns on the link.
             self.stream, self.pinned_stream = (self.cuda.Stream(non_blocking=True) for _ in range(2))
-            self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
+            self.blocker = _StreamBlocker(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
                 self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
@@ -244,7 +244,7 @@ class Gpu:
         """Run a layer's kernel once, untimed: that compiles and loads it."""
         key = (kernel.name, kernel.prepared_with(part), work.bias)
         if key not in self.warm:
-            with self.hold.held(self.stream, work.arrays(part, 0)[0]):
+            with self.blocker.blocked(self.stream, work.arrays(part, 0)[0]):
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
             work.after_kernel(part, 0)
@@ -299,7 +299,7 @@ class _Work:
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
-        with self._gpu.device, self._gpu.hold.held(stream, arrays[0]):
+        with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):
             if self._sums and this.known:
                 # The chunk before has these images in its sum.
                 for array in arrays[:2]:
@@ -346,7 +346,7 @@ class _Work:
         return sum(self._gpu.cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
 
-class _Hold:
+class _StreamBlocker:
     """Makes a stream wait until all of a chunk's work is queued on it.
 
     Otherwise the time between two events includes the interpreter's: while other threads run, a kernel is launched a
@@ -360,13 +360,13 @@ class _Hold:
         self._kernel: Any = None
 
     @contextmanager
-    def held(self, stream: Any, array: Any) -> Iterator[None]:
+    def blocked(self, stream: Any, array: Any) -> Iterator[None]:
         """Make a stream of the current device, the CuPy array's, wait until the block ends; one block at a time."""
         if self._kernel is None:
             plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
-            self._kernel = cuda.compiled(cuda.Program("hold", _HOLD, (), plan), array.device.id).function("hold", 0)
+            self._kernel = cuda.compiled(cuda.Program("spin", _SPIN, (), plan), array.device.id).function("spin", 0)
         self._number += 1
-        args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_HOLD_NANOSECONDS))
+        args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_SPIN_NANOSECONDS))
         with stream:
             self._kernel((1, 1, 1), (1, 1, 1), args)
         try:

@@ -27,7 +27,7 @@ from ece408_op.runtime import thread_pool
 
 from . import bridge, default_layout, output_pool
 from .default_layout import NETWORK, OP_TYPE
-from .operator import NewProp, requested
+from .operator import NewProp, parsed_call
 
 #: The most operations, and bytes of the three arrays, of a small call, by where the arrays live: about 0.1 ms of a
 #: core, less of a GPU.
@@ -53,10 +53,10 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return custom(*data, **kwargs)
     if op_type == OP_TYPE and out is None and _is_plain(data):
         try:
-            prop, shape = requested(data, kwargs)
+            prop, shape = parsed_call(data, kwargs)
         except Ece408Error:
             return custom(*data, **kwargs)  # which reports it
-        output = _computed_here(data, prop, shape)
+        output = _computed_synchronously(data, prop, shape)
         if output is not None:
             return output
         kwargs["out"] = out = _pooled_output(data, shape)
@@ -78,7 +78,7 @@ def _is_plain(data: tuple[Any, ...]) -> bool:
     return all(type(array) is mx.nd.NDArray for array in data) and not mx.autograd.is_recording()
 
 
-def _computed_here(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
+def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
     """Return the output of a small call, or None where the engine has to compute it or to report what is wrong."""
     if not thread_pool.alone():
         return None

@@ -211,7 +211,7 @@ def _problem(attributes: Attributes, x: tuple[int, ...], w: tuple[int, ...]) -> 
     return attributes.problem(x, w)
 
 
-def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
+def parsed_call(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
     """Return the operator's properties and the output's shape for a call of nd.Custom.
 
     Raises Ece408Error where the attributes, or the arrays' shapes or types, are wrong.

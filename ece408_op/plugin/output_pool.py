@@ -115,10 +115,10 @@ def pool() -> OutputPool:
     text = os.environ.get(VARIABLE, "").strip() or str(LIMIT)
     if not text.isdecimal():
         raise DeviceError(f"{VARIABLE}: expected a number of bytes, or 0 to turn the output pool off, got {text!r}")
-    return _kept(OutputPool(int(text)))
+    return _never_freed(OutputPool(int(text)))
 
 
-def _kept(value: Any) -> Any:
+def _never_freed(value: Any) -> Any:
     """Return an object that is never freed: arrays are freed while the interpreter exits, too."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
@@ -138,4 +138,4 @@ def _deleter() -> Any:
             f.b.call(f.b.inttoptr(f.const(advise).ir, kind.as_pointer()), [start.ir, size.ir, free])
             in_use = block.pointer_at(_Block.in_use.offset)
             f.b.store_atomic(f.const(0).ir, in_use.ir, "release", 8)
-        return _kept(f.compiled())
+        return _never_freed(f.compiled())

@@ -165,7 +165,7 @@ class Gpu:
     def __init__(self, threads=4, number=-1):
         self.cuda, self.device, self.stream, self.pinned_stream = fake_cupy().cuda, Device(number), Stream(), Stream()
         self.lock, self.threads, self.staging = threading.Lock(), threads, SimpleQueue()
-        self.hold = SimpleNamespace(held=lambda stream, array: nullcontext())
+        self.blocker = SimpleNamespace(blocked=lambda stream, array: nullcontext())
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 

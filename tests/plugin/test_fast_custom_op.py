@@ -7,7 +7,7 @@ import pytest
 
 mx = pytest.importorskip("mxnet")
 
-from ece408_op.plugin import quick_calls  # noqa: E402
+from ece408_op.plugin import fast_custom_op  # noqa: E402
 
 
 def executed(base, grad_req, first=lambda operator: None):
@@ -76,16 +76,16 @@ def described(given):
 
 @pytest.mark.parametrize("grad_req", ["write", "add", ["null", "write", "add"]], ids=str)
 def test_calls_are_those_of_mxnet(grad_req):
-    own, theirs = executed(quick_calls.Operator, grad_req), executed(mx.operator.CustomOp, grad_req)
+    own, theirs = executed(fast_custom_op.FastCustomOp, grad_req), executed(mx.operator.CustomOp, grad_req)
     assert own[0] == theirs[0]
     assert [name for name, _ in own[0]] == ["forward", "forward", "backward", "forward", "backward"]
     for a, b in zip(own[1], theirs[1]):
         np.testing.assert_array_equal(a, b)
 
 
-def test_every_array_is_freed_once_those_of_the_last_call_when_asked():
+def test_every_array_is_freed_once_those_of_the_last_call_when_asked(monkeypatch):
     made, freed, left, operators = [], [], [], []
-    given, delete = quick_calls.given, quick_calls.Given.__del__
+    given, delete = fast_custom_op.call_array, fast_custom_op.CallArray.__del__
 
     def marked(handle):
         made.append(handle)
@@ -104,8 +104,11 @@ def test_every_array_is_freed_once_those_of_the_last_call_when_asked():
         left.append((before, len(made) - len(freed)))
         operators.append(operator)
 
-    with mock.patch.object(quick_calls, "given", marked), mock.patch.object(quick_calls.Given, "__del__", counting):
-        executed(quick_calls.Operator, "write", first)
+    with (
+        mock.patch.object(fast_custom_op, "call_array", marked),
+        mock.patch.object(fast_custom_op.CallArray, "__del__", counting),
+    ):
+        executed(fast_custom_op.FastCustomOp, "write", first)
         operators[-1].release()
     assert len(made) == 3 * 7 + 2 * 13
     assert sorted(made) == sorted(freed)

@@ -1,7 +1,7 @@
 """MXNet's calls of a Custom operator with hundreds of arrays.
 
 For each array of a call, MXNet's Python part makes and frees an NDArray in four microseconds, which is a millisecond
-for ResNet-50. An ``Operator`` gets cheaper ones, of the same class, through callbacks of its own.
+for ResNet-50. A ``FastCustomOp`` gets cheaper ones, of the same class, through callbacks of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _free = ctypes.PyDLL(mx.base._LIB._name).MXNDArrayFree
 _free.argtypes = [ctypes.c_void_p]
 
 
-class Given(mx.nd.NDArray):  # type: ignore[misc]
+class CallArray(mx.nd.NDArray):  # type: ignore[misc]
     """A dense array of a call, which has to free its handle."""
 
     __slots__ = ()
@@ -37,14 +37,14 @@ class Given(mx.nd.NDArray):  # type: ignore[misc]
         free(self.handle)
 
 
-def given(handle: int) -> Given:
+def call_array(handle: int) -> CallArray:
     """Return the array of that handle."""
-    array = object.__new__(Given)
+    array = object.__new__(CallArray)
     array.handle, array.writable = ctypes.c_void_p(handle), True
     return array
 
 
-class Operator(mx.operator.CustomOp):  # type: ignore[misc]
+class FastCustomOp(mx.operator.CustomOp):  # type: ignore[misc]
     """A Custom operator on dense arrays. Its methods' errors are for ``mxnet_errors`` to report."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
         def call(count: int, handles: Any, tags: Any, requests: Any, is_train: int, state: Any) -> bool:
             arrays: dict[str, Any] = {name: [] for name in _TAGS}
             for handle, tag in zip(handles[:count], tags[:count]):
-                arrays[_TAGS[tag]].append(given(handle))
+                arrays[_TAGS[tag]].append(call_array(handle))
             req = [_REQUESTS[number] for number in requests[: len(arrays[filled])]]
             if filled == "out_data":
                 del arrays["in_grad"], arrays["out_grad"]
@@ -95,4 +95,4 @@ class Operator(mx.operator.CustomOp):  # type: ignore[misc]
         return call
 
 
-__all__ = ("Given", "Operator", "given")
+__all__ = ("CallArray", "FastCustomOp", "call_array")
