@@ -23,7 +23,6 @@ from ece408_op.core import dispatch
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import GraphError, ProblemError
 from ece408_op.plugin.attributes import Attributes
-from ece408_op.plugin.default_layout import SLICED
 from ece408_op.plugin.mxnet_errors import sentence_of
 
 from . import _replacement, fusion, node_conversion, params_io
@@ -92,7 +91,7 @@ def load_checkpoint(
     where = str(symbol_file)
     graph = Graph.parse(_text(symbol_file), where)
     given = {key: text for key, text in options.items() if key not in ("kernel", "num_filter")}
-    node_conversion.to_custom(graph, where, given, SLICED)
+    node_conversion.to_custom(graph, where, given)
     if fuse:
         graph = fusion.fuse_tanh_pool(graph)
     symbol = _symbol(graph, where)

@@ -47,20 +47,16 @@ def as_custom(attributes: Attributes, mxnets: Mapping[str, str]) -> dict[str, st
     return {**own, **attributes.as_text(), "op_type": NEW}
 
 
-def to_custom(graph: Graph, where: str, options: Mapping[str, str], layout_attribute: str) -> None:
+def to_custom(graph: Graph, where: str, options: Mapping[str, str]) -> None:
     """Turn every ``New`` node into one that MXNet 1.9.1 runs, in place.
 
-    options: impl, device and precision that replace those of the file. layout_attribute: what an operator inside
-    control flow needs (see default_layout). Raises GraphError, which names the node.
+    options: impl, device and precision that replace those of the file. Raises GraphError, which names the node.
     """
     for node, _, label, parents in graph.locations(where):
         if not is_new(node):
             continue
-        if parents and layout_attribute not in node.attrs:
-            raise GraphError(
-                f"{label}: expected {NEW} outside of control flow, got it inside of {parents[-1]!r}; "
-                "build the loop in this process with mx.sym.contrib or Gluon instead of loading it"
-            )
+        if parents:
+            raise GraphError(f"{label}: expected {NEW} outside of control flow, got it inside of {parents[-1]!r}")
         inputs = attributes_of(node, label).inputs
         if len(node.inputs) != len(inputs):
             raise GraphError(f"{label}: inputs: expected {len(inputs)}, {' and '.join(inputs)}, got {len(node.inputs)}")

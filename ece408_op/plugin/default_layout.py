@@ -5,9 +5,9 @@ into a Custom operator, MXNet reorders it into a temporary that it frees before 
 wrong numbers and no error. Executors (and so Module) keep that temporary alive. Two other ways do not:
 
 - an imperative call: ``reorder`` is queued for each input before it, see imperative.py;
-- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a slice of the whole array is
-  inserted in front of each input, because its output always has the default layout. (So has a reshape's, but oneDNN's
-  reshape fails on an empty batch.) A hybridised graph with the operator inside a loop also loses its static allocation.
+- a graph run by CachedOp (hybridised Gluon, SymbolBlock): a slice of the whole array is inserted in front of each
+  input, because its output always has the default layout. (So has a reshape's, but oneDNN's reshape fails on an empty
+  batch.) The operator is refused inside the graph of a control-flow operator.
 
 The gradient of the output is an input of the backward pass, with the same problem. A slice of the output has a gradient
 in the default layout; so has a reshaped view outside of graphs, which is no copy. A CachedOp has a second graph with
@@ -39,9 +39,6 @@ OP_TYPE = "New"
 NETWORK = "ece408_network"
 _OP_TYPES = (OP_TYPE, NETWORK)
 
-#: Set on an operator inside a control-flow subgraph that has the slices in front of its inputs.
-SLICED = "__plain_inputs__"
-
 #: Set by MXNet on every node that is made inside a control-flow subgraph.
 _SUBGRAPH = "__subgraph_name__"
 
@@ -54,8 +51,7 @@ REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 def install() -> None:
     """Make MXNet's graphs insert the slices; once per process."""
-    replace("mxnet.symbol", "Custom", _slicing(mx.sym.Custom))
-    replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
+    replace("mxnet.ndarray", "CachedOp", _cached_op_with_slices(mx.nd.CachedOp))
 
 
 def reorder(array: Any) -> None:
@@ -95,11 +91,11 @@ def reorder_function(library: Any) -> Callable[[Any], None]:
 
 
 def check_subgraph(attributes: Mapping[str, str]) -> None:
-    """Raise ProblemError for an operator inside a control-flow subgraph without the slices (one from a file, say)."""
-    if attributes.get(_SUBGRAPH) and SLICED not in attributes:
+    """Raise ProblemError for an operator inside a control-flow subgraph."""
+    if attributes.get(_SUBGRAPH):
         raise ProblemError(
-            f"expected a graph without control flow around New, got one inside {attributes[_SUBGRAPH]!r}; build the "
-            "loop in this process with mx.sym.contrib or Gluon after importing ece408_op, instead of loading it"
+            f"expected a graph without control flow around New, got one inside {attributes[_SUBGRAPH]!r}; use MXNet's "
+            "Convolution there, or a loop of Python"
         )
 
 
@@ -111,28 +107,7 @@ def replace(package: str, name: str, new: Any) -> None:
             setattr(module, name, new)
 
 
-def _slicing(custom: Any) -> Any:
-    @functools.wraps(custom)
-    def wrapped(*data: Any, **kwargs: Any) -> Any:
-        if kwargs.get("op_type") != OP_TYPE or not _inside_subgraph():
-            return custom(*data, **kwargs)
-        data = tuple(map(_sliced, data))
-        kwargs = {name: _sliced(value) for name, value in kwargs.items()}
-        return _sliced(custom(*data, **kwargs, **{SLICED: "1"}))
-
-    return wrapped
-
-
-def _inside_subgraph() -> bool:
-    with mx.AttrScope() as scope:
-        return _SUBGRAPH in scope.get(None)
-
-
-def _sliced(value: Any) -> Any:
-    return mx.sym.slice_axis(value, **_ALL) if isinstance(value, mx.sym.Symbol) else value
-
-
-def _plain_cached_op(cached_op: Any) -> Any:
+def _cached_op_with_slices(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
         """MXNet's CachedOp; the package's operators in its graph get inputs in the default layout."""
 
@@ -147,9 +122,6 @@ def _plain_cached_op(cached_op: Any) -> Any:
             original, of_numpy = graph, isinstance(sym, mx.sym.np._Symbol)
             if any(map(_op_type, graph["nodes"])):
                 sym = _with_slices(graph, of_numpy, behind=False)
-            if any(_has_new_inside(node) for node in graph["nodes"]):
-                # With static allocation, a loop's memory is reused before the operator has read it.
-                flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
             super().__init__(sym, flags)
             if any(map(_has_gradient, original["nodes"])):
                 recorded = _with_slices(original, of_numpy, behind=True)
@@ -186,11 +158,6 @@ def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
     nodes = graph["nodes"]
     sources = {nodes[source]["name"] for node in nodes if _op_type(node) == NETWORK for source, *_ in node["inputs"]}
     return tuple(position for position, name in enumerate(sym.list_inputs()) if name in sources)
-
-
-def _has_new_inside(node: dict[str, Any]) -> bool:
-    inside = [inner for subgraph in node.get("subgraphs", ()) for inner in subgraph["nodes"]]
-    return any(_op_type(inner) == OP_TYPE or _has_new_inside(inner) for inner in inside)
 
 
 def view(output: Any) -> Any:

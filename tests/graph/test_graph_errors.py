@@ -220,7 +220,7 @@ def test_a_symbol_with_anything_in_any_place_is_read_or_refused(spelling, data):
     target[last] = json.loads(data.draw(texts | st.integers(-2, 20).map(str)))
     try:
         read = Graph.parse(json.dumps(graph), "odd")
-        node_conversion.to_custom(read, "odd", {}, "__cured__")
+        node_conversion.to_custom(read, "odd", {})
         read.for_mxnet()
         node_conversion.check_weights(read, {k: v.shape for k, v in files.weights().items()}, "odd", required=True)
     except GraphError as error:

@@ -239,34 +239,6 @@ def test_out_and_mx_np_while_recording():
         assert_close([numpys[0].grad.asnumpy()], want[:1])
 
 
-@case
-def a_loop_in_a_hybridised_network(convolution):
-    class Loop(mx.gluon.HybridBlock):
-        def __init__(self, convolution):
-            super().__init__(prefix="loop_")
-            self.convolution = convolution
-            with self.name_scope():
-                self.weight = self.params.get("weight", shape=(16, 16, 3, 3))
-
-        def hybrid_forward(self, F, data, weight):
-            def step(element, state):
-                y = self.convolution(state, weight, kernel=(3, 3), num_filter=16, pad=(1, 1), no_bias=True) + element
-                return y, y
-
-            return F.contrib.foreach(step, data, F.zeros_like(F.sum(data, axis=0)))[0]
-
-    net = Loop(convolution)
-    net.initialize()
-    data, weight = values((3, 20, 16, 12, 12), (16, 16, 3, 3))
-    net.weight.set_data(weight / 10)
-    net.hybridize()
-    data.attach_grad()
-    with mx.autograd.record():
-        y = own(net(data).reshape((60, 16, 12, 12)), weight, kernel=(3, 3), num_filter=16, no_bias=True)
-    y.backward()
-    return data.grad.asnumpy(), net.weight.grad().asnumpy()
-
-
 def test_nothing_is_computed_for_a_gradient_that_nobody_wants():
     data, weight = values((4, 16, 9, 9), (32, 16, 3, 3))
     weight.attach_grad()

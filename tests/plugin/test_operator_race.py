@@ -48,11 +48,10 @@ def blocked_weight():
 
 
 class Net(mx.gluon.HybridBlock):
-    """A built-in convolution and New behind it, in a loop of one step if asked for."""
+    """A built-in convolution and New behind it."""
 
-    def __init__(self, loop=False):
+    def __init__(self):
         super().__init__()
-        self.loop = loop
         self.before = self.params.get("before", shape=W_BEFORE.shape)
         self.weight = self.params.get("weight", shape=W.shape)
         self.initialize()
@@ -60,13 +59,7 @@ class Net(mx.gluon.HybridBlock):
         self.weight.set_data(mx.nd.array(W))
 
     def hybrid_forward(self, F, x, before, weight):
-        if not self.loop:
-            return F.Custom(convolution(F, x, before), weight, **NEW)
-
-        def body(item, state):
-            return F.Custom(convolution(F, item, before), weight, **NEW), state
-
-        return F.contrib.foreach(body, F.expand_dims(x, 0), F.zeros((1,)))[0]
+        return F.Custom(convolution(F, x, before), weight, **NEW)
 
 
 def blocked_data():
@@ -103,31 +96,23 @@ def test_a_built_in_convolution_behind_it(expected):
     assert wrong(results, behind(mx.nd.array(expected)).asnumpy()) == 0
 
 
-def symbol(loop=False):
-    """A built-in convolution and New behind it, in a loop of one step if asked for."""
-    data = mx.sym.var("data")
-
-    def both(x):
-        return mx.sym.Custom(convolution(mx.sym, x, mx.sym.var("before")), mx.sym.var("after"), **NEW)
-
-    if not loop:
-        return both(data)
-    steps = mx.sym.expand_dims(data, 0)
-    return mx.sym.contrib.foreach(lambda x, state: (both(x), state), steps, mx.sym.zeros((1,)))[0]
+def symbol():
+    """A built-in convolution and New behind it."""
+    return mx.sym.Custom(convolution(mx.sym, mx.sym.var("data"), mx.sym.var("before")), mx.sym.var("after"), **NEW)
 
 
 PARAMETERS = {"before": W_BEFORE, "after": W}
 
 
-def gluon(mode, loop):
+def gluon(mode):
     for _ in range(REPEATS // 2):
-        net = Net(loop)
+        net = Net()
         if mode != "plain":
             net.hybridize(static_alloc=mode == "static", static_shape=mode == "static")
         yield from (net(mx.nd.array(X)) for _ in range(2))
 
 
-def symbol_block(mode, loop):
+def symbol_block(mode):
     block = mx.gluon.SymbolBlock(symbol(), [mx.sym.var("data", dtype="float32")])
     block.initialize()
     for name, value in PARAMETERS.items():
@@ -137,15 +122,15 @@ def symbol_block(mode, loop):
     yield from (block(mx.nd.array(X)) for _ in range(REPEATS))
 
 
-def executors(mode, loop):
+def executors(mode):
     for _ in range(REPEATS // 2):
         shapes = {"data": X.shape, "before": W_BEFORE.shape, "after": W.shape}
-        executor = symbol(loop).simple_bind(mx.cpu(), grad_req="null", **shapes)
+        executor = symbol().simple_bind(mx.cpu(), grad_req="null", **shapes)
         executor.copy_params_from({name: mx.nd.array(value) for name, value in PARAMETERS.items()})
-        yield from (executor.forward(data=mx.nd.array(X))[0] for _ in range(1 if loop else 2))
+        yield from (executor.forward(data=mx.nd.array(X))[0] for _ in range(2))
 
 
-def module(mode, loop):
+def module(mode):
     bound = mx.mod.Module(symbol(), label_names=None)
     bound.bind([("data", X.shape)], for_training=False)
     bound.init_params(arg_params={name: mx.nd.array(value) for name, value in PARAMETERS.items()}, aux_params={})
@@ -158,24 +143,31 @@ MODES = ("plain", "hybridised", "static")
 
 
 @pytest.mark.parametrize(
-    ("outputs", "mode", "loop"),
-    [
-        *((gluon, mode, loop) for mode in MODES for loop in (False, True)),
-        *((symbol_block, mode, False) for mode in MODES),
-        *((executors, "plain", loop) for loop in (False, True)),
-        (module, "plain", False),
-    ],
+    ("outputs", "mode"),
+    [*((network, mode) for network in (gluon, symbol_block) for mode in MODES), (executors, None), (module, None)],
 )
-def test_networks(outputs, mode, loop, expected):
-    assert wrong(outputs(mode, loop), expected) == 0
+def test_networks(outputs, mode, expected):
+    assert wrong(outputs(mode), expected) == 0
 
 
-def test_a_loop_that_was_made_without_the_cure_is_refused():
-    with mx.AttrScope(__subgraph_name__="foreach0"):
-        graph = mx.sym.Custom(mx.sym.var("data"), mx.sym.var("w"), **NEW)
-    text = graph.tojson().replace("__plain_inputs__", "__somebody_elses__")
-    with pytest.raises(mx.MXNetError, match="control flow"):
-        mx.sym.load_json(text).infer_shape(data=X.shape)
+class Loop(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x, weight):
+        def step(item, state):
+            return F.Custom(item, weight, **NEW), state
+
+        return F.contrib.foreach(step, x, F.zeros((1,)))[0]
+
+
+def test_a_loop_of_python_is_right_and_one_of_mxnets_is_refused(expected):
+    between = convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE))
+    steps, net = mx.nd.stack(between, between), Loop()
+    assert wrong(net(steps, blocked_weight()), expected) == 0
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match="expected a graph without control flow around New, got one inside"):
+        net(steps, blocked_weight()).wait_to_read()
+    names = [mx.sym.var("data"), mx.sym.var("w")]
+    with pytest.raises(mx.MXNetError, match="without control flow"):
+        Loop().hybrid_forward(mx.sym, *names).infer_shape(data=steps.shape, w=W.shape)
 
 
 @mx.operator.register("test_runs")
