@@ -3,7 +3,7 @@
 api.py        gpu_network: from a symbol and its parameters to the node
 operator.py   the node as MXNet sees it
 engine.py     inference on one GPU: parameters, chunks of images, memory
-trainer.py    training steps on one GPU: copies in, computation, copies out
+trainer.py    training steps on one GPU or several: copies in, computation, copies out
 optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
@@ -11,12 +11,12 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
 float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
-graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpus`` divides a batch among GPUs, and
-``_several_trainers`` a training step.
+graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpus`` divides a batch among GPUs.
 
-Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
+Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
 little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by the passes of
-``_training_passes``; each other operator class has its gradient as a method on CuPy's arrays.
-``_updates`` has the optimisers' rules, ``_kept`` the parameters that stay on a GPU, and ``_step`` the copies and the
-computation of each pass and update.
+``_training_passes``; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies
+and the computation of each pass and update, ``_graph_cache`` the passes as CUDA graphs, ``_data_parallel`` the threads
+of a pass on several GPUs, ``_gpu_update`` the update of parameters by the rules of ``_updates``, and
+``_parameter_cache`` the parameters that stay on a GPU.
 """

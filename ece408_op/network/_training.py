@@ -1,4 +1,4 @@
-"""A network's forward and backward pass in training: every value is kept, and gradients are computed in reverse order.
+"""A network's forward and backward pass in training: every value is saved, and gradients are computed in reverse order.
 
 Reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). No value's memory is used again, so each
 operator's gradient can read inputs and output. Memory comes from the library of arrays.
@@ -27,15 +27,11 @@ from ._training_gpu import GpuOperators
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass: the values, what each operator kept, and the new values of states, all by number."""
+    """A forward pass: the values, what each operator saved, and the new values of states, all by number."""
 
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
-    #: The repeated passes whose memory the values are in: see ``_repeated``.
-    passes: Any = None
-    #: The backward pass if it is queued already: see ``_step``.
-    ahead: Any = None
 
 
 def check_gradients(network: Network, several: bool) -> None:

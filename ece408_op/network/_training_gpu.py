@@ -13,15 +13,14 @@ import numpy as np
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.runtime import cuda
 
+from ._data_parallel import Rank
 from ._definition import Trained
 from ._elementwise import Activation, Arithmetic
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution
-from ._meeting import Member
 from ._passes import pool
 from ._pooling import Pooling
-from ._training_passes import TrainingArrays, rows_of, update_program
-from ._updates import Adam, Sgd, Update
+from ._training_passes import TrainingArrays
 
 
 class GpuOperators:
@@ -30,12 +29,12 @@ class GpuOperators:
     def __init__(self, chooser: Chooser) -> None:
         self.arrays: TrainingArrays = TrainingArrays(chooser.device)
         self._chooser = chooser
-        self._member: Member | None = None
+        self._rank: Rank | None = None
 
-    def of(self, member: Member | None) -> GpuOperators:
-        """Return operators for one GPU's share of a batch: BatchNorm exchanges its sums with the other members."""
+    def of(self, rank: Rank) -> GpuOperators:
+        """Return operators for one GPU's share of a batch: BatchNorm exchanges its sums with the other ranks."""
         found = copy(self)
-        found._member = member
+        found._rank = rank if rank.size > 1 else None
         return found
 
     def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
@@ -49,7 +48,7 @@ class GpuOperators:
             cuda.execute(pool(operator, inputs[0].shape, out.shape, None), 1, {"x": inputs[0], "y": out}, None)
             return None
         if isinstance(operator, BatchNorm) and not operator.use_global_stats:
-            return self.arrays.batch_norm(operator, node.epilogue == "relu", inputs, out, self._member)
+            return self.arrays.batch_norm(operator, node.epilogue == "relu", inputs, out, self._rank)
         if isinstance(operator, Arithmetic) and node.epilogue:
             return self.arrays.sum_relu(inputs, out)
         return operator.train(self.arrays, inputs, out, seed)
@@ -76,7 +75,7 @@ class GpuOperators:
             return [self.arrays.pool_gradient(operator, node.epilogue, given, gradient)]
         if isinstance(operator, BatchNorm):
             relu = node.epilogue == "relu"
-            return self.arrays.batch_norm_gradients(operator, relu, given, gradient, wanted[0], self._member)
+            return self.arrays.batch_norm_gradients(operator, relu, given, gradient, wanted[0], self._rank)
         if isinstance(operator, Convolution):
             return self._convolution_gradients(node, given, gradient, wanted)
         if node.epilogue:
@@ -99,9 +98,3 @@ class GpuOperators:
         if bias and wanted[2]:
             found[2] = self.arrays.bias_gradient(gradient)
         return found
-
-    def update(self, rule: Sgd | Adam, updates: Sequence[Update], rows: Any = None) -> Any:
-        """Update all parameters in one launch; return its array of operands, ``rows`` for another one with the same."""
-        rows = self.arrays.xp.asarray(rows_of(updates)) if rows is None else rows
-        cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
-        return rows

@@ -12,10 +12,10 @@ import numpy as np
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import ceil_div
 
+from ._data_parallel import Rank
 from ._definition import Shape, Trained
 from ._dense import GpuArrays
 from ._layers import BatchNorm, channels_second
-from ._meeting import Member
 from ._passes import DERIVATIVES, maxima_type, pool, pool_gradient, program
 from ._pooling import Pooling
 from ._updates import Adam, Sgd, Update
@@ -56,14 +56,14 @@ class TrainingArrays(GpuArrays):
         parts, _, channels = partial.shape
         cuda.execute(parts_program(channels, parts), 1, {"partial": partial, "sums": sums}, None)
 
-    def _of_batch(self, partial: Any, count: int, member: Member | None) -> tuple[Any, int]:
+    def _of_batch(self, partial: Any, count: int, rank: Rank | None) -> tuple[Any, int]:
         """Return the sums in parts, and the elements per channel, of the batch that this GPU has a share of."""
-        if member is None:
+        if rank is None:
             return partial, count
-        sums = self.xp.empty((member.gpus, *partial.shape[1:]), np.float64)
-        self._sum_parts(partial, sums[member.part])
-        member.gather(sums)
-        return sums, member.of_batch(count)
+        sums = self.xp.empty((rank.size, *partial.shape[1:]), np.float64)
+        self._sum_parts(partial, sums[rank.number])
+        rank.all_gather(sums)
+        return sums, rank.of_batch(count)
 
     def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
         """Fill out with a x + b (y - c) + d for (n, channels, m); the rows of ``factors`` are a, b, c and d."""
@@ -83,19 +83,17 @@ class TrainingArrays(GpuArrays):
         factors[:2] = 1
         return factors
 
-    def batch_norm(
-        self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any, member: Member | None = None
-    ) -> Any:
+    def batch_norm(self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any, rank: Rank | None = None) -> Any:
         """Fill ``out``, with a relu if asked, and return what ``batch_norm_gradients`` needs.
 
         That is the batch's mean and variance, the new moving ones, both of the first, and the factors of the output.
-        member: of the GPUs that share the batch. The statistics are those of the whole batch.
+        rank: of the GPUs that share the batch. The statistics are those of the whole batch.
         """
         (x, gamma, beta, *moving), cp = inputs, self.xp
         x, out = (channels_second(array, norm.axis) for array in (x, out))
         channels = x.shape[1]
         partial = self._partial_sums(x, x, cp.zeros(channels, np.float64))
-        partial, count = self._of_batch(partial, x.size // channels, member)
+        partial, count = self._of_batch(partial, x.size // channels, rank)
         statistics = cp.empty((2, channels), np.float64)
         factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
@@ -105,7 +103,7 @@ class TrainingArrays(GpuArrays):
         return (*statistics, *new, statistics, factors)
 
     def batch_norm_gradients(
-        self, norm: BatchNorm, relu: bool, given: Trained, gradient: Any, to_data: bool, member: Member | None = None
+        self, norm: BatchNorm, relu: bool, given: Trained, gradient: Any, to_data: bool, rank: Rank | None = None
     ) -> Sequence[Any]:
         """Return the gradients of ``batch_norm``, to data if wanted; those to parameters have yet to be summed.
 
@@ -115,16 +113,16 @@ class TrainingArrays(GpuArrays):
         """
         (x, gamma, _, *moving), cp = given.inputs, self.xp
         if norm.use_global_stats:
-            statistics, kept, member = cp.stack(moving).astype(np.float64), None, None
+            statistics, kept, rank = cp.stack(moving).astype(np.float64), None, None
         else:
             *_, statistics, kept = given.saved
         mode, factors_of_relu = (_GRADIENT, kept) if relu else (_NO_RELU, None)
         found = cp.empty(x.shape, np.float32) if to_data else None
         x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
         channels = x.shape[1]
-        member = member if to_data else None
+        rank = rank if to_data else None
         partial = self._partial_sums(dy, x, statistics[0], factors_of_relu)
-        partial, count = self._of_batch(partial, x.size // channels, member)
+        partial, count = self._of_batch(partial, x.size // channels, rank)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients}
         arrays |= {"factors": factors}
@@ -132,7 +130,7 @@ class TrainingArrays(GpuArrays):
         cuda.execute(norm_programs(norm, channels, len(partial), whole)[1], 1, arrays, None)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, factors_of_relu)
-        if member and member.part:
+        if rank and rank.number:
             gradients.fill(0)
         return [found, *gradients, None, None, *([cp.zeros(channels, np.float32)] if norm.bias else [])]
 
@@ -217,6 +215,12 @@ def rows_of(updates: Sequence[Update]) -> np.ndarray:
     rows[:, : len(addresses[0])] = addresses
     rows[:, 4], rows[:, 5:] = [one.parameter.size for one in updates], factors
     return rows
+
+
+def update(rule: Sgd | Adam, updates: Sequence[Update]) -> None:
+    """Update all parameters in one launch, on the current device and stream."""
+    rows = cuda.cupy().asarray(rows_of(updates))
+    cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
 
 
 @lru_cache(maxsize=64)

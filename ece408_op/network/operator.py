@@ -19,7 +19,6 @@ from ece408_op.runtime import memory, pinned
 from ._gpu import CUDNN
 from ._network import Network, parse
 from ._several_gpus import SeveralGpus
-from ._several_trainers import SeveralTrainers
 from ._training import reads_gradient
 from .engine import Engine, engine
 from .trainer import Trainer, trainer_of
@@ -141,13 +140,9 @@ class NetworkProp(mx.operator.CustomOpProp):
         # Symbols that were saved before there was device_ids have device_id.
         numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
-        trainers = [trainer_of(self._given["graph"], one) for one in engines] if self._for_training else []
-        infers: Engine | SeveralGpus = engines[0]
-        trains: Trainer | SeveralTrainers | None = trainers[0] if trainers else None
-        if len(engines) > 1:
-            infers = SeveralGpus(engines, numbers)
-            trains = SeveralTrainers(engines[0], trainers, numbers) if trainers else None
-        return NetworkOp(network, infers, trains, self._given.get("gradients") == "gpu")
+        trainer = trainer_of(self._given["graph"], engines) if self._for_training else None
+        infers = SeveralGpus(engines, numbers) if len(engines) > 1 else engines[0]
+        return NetworkOp(network, infers, trainer, self._given.get("gradients") == "gpu")
 
 
 class NetworkOp(fast_custom_op.FastCustomOp):
@@ -157,7 +152,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         self,
         network: Network,
         found: Engine | SeveralGpus,
-        trainer: Trainer | SeveralTrainers | None = None,
+        trainer: Trainer | None = None,
         leaves_gradients: bool = False,
     ) -> None:
         super().__init__()

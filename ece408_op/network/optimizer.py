@@ -11,7 +11,7 @@ them too, until MXNet writes them again. MXNet counts its own writes alone: none
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
@@ -19,78 +19,9 @@ import numpy as np
 
 from ece408_op.errors import ProblemError
 from ece408_op.plugin import array_version, bridge, engine_queue
-from ece408_op.plugin.host_context import Gpu
-from ece408_op.runtime import cuda
-from ece408_op.runtime.pinned import Pinned
 
-from . import trainer
-from ._kept import Kept
+from ._gpu_update import Operand, State, update
 from ._updates import Adam, Sgd
-
-
-class State:
-    """A parameter's state: float32 arrays, and the number of its updates.
-
-    The arrays are on the host until the first update, then on a GPU. A pickled state has them on the host.
-    """
-
-    def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
-        self._arrays: Sequence[Any] = arrays
-        #: The parameter's shape.
-        self.shape: tuple[int, ...] = arrays[0].shape
-        self.updates = updates
-        self._gpu: Gpu | None = None
-        #: The parameter as the last update left it, and where that and its gradient were.
-        self.kept = Kept()
-        self.host: trainer.HostArrays | None = None
-        #: What pins the parameter, and the address of that.
-        self._pinned: tuple[int, Pinned | None] = 0, None
-        #: The gradient of the last update, its count of writes, and that count then.
-        self._given: tuple[Any, Callable[[], int], int] | None = None
-        #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
-        self.examined: tuple[Any, Any] = None, None
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The arrays' shapes."""
-        return [array.shape for array in self._arrays]
-
-    def on(self, gpu: Gpu) -> Sequence[Any]:
-        """Return the arrays on a GPU, the current one."""
-        if self._gpu is not gpu:
-            self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
-        return self._arrays
-
-    def pin(self, parameter: Any) -> None:
-        """Pin the parameter, MXNet's array in ``host``, at its second update."""
-        assert self.host, "the caller is its update"
-        address, size = self.host.addresses[0], self.host.parameter.nbytes
-        if self._pinned[0] != address:
-            self._pinned = address, None
-        elif self._pinned[1] is None:
-            self._pinned = address, Pinned(parameter, address, size)
-
-    def written_once(self, gradient: Any) -> bool:
-        """Return whether the gradient's array has been written once since the last update; the caller is the next one.
-
-        If a backward pass has left a gradient since, nothing else has then changed the array.
-        """
-        if not array_version.is_readable():
-            return False
-        before = self._given
-        if before is None or before[0] is not gradient:
-            version = array_version.version_of(gradient)
-            self._given = gradient, version, version()
-            return False
-        self._given = *before[:2], before[1]()
-        return self._given[2] == before[2] + 1
-
-    def _on_host(self) -> list[np.ndarray]:
-        return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
-
-    def __reduce__(self) -> Any:
-        mx.nd.waitall()
-        return State, (self._on_host(), self.updates)
 
 
 def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
@@ -98,13 +29,6 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
     if all(0 not in state.shape for state in states):
         return bridge.addresses(arrays)
     return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
-
-
-def _host(state: State, parameter: int, gradient: int) -> trainer.HostArrays:
-    """Return the arrays of a parameter and its gradient at these addresses; to make one takes microseconds."""
-    if state.host is None or state.host.addresses != (parameter, gradient):
-        state.host = trainer.host_arrays_of(parameter, gradient, state.shape)
-    return state.host
 
 
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
@@ -162,22 +86,15 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             self._examine(weight_, gradient, one)
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        hosts = [_host(*given) for given in zip(states, _addresses(weights, states), _addresses(gradients, states))]
+        places = zip(_addresses(weights, states), _addresses(gradients, states))
+        hosts = [one.host_arrays(pair) for one, pair in zip(states, places)]
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
         array_version.is_readable()  # its trial must not run in MXNet's threads
-        rule = self._rule()
-
-        def work() -> None:
-            kept = [one.kept.begin(array) for one, array in zip(states, weights)]
-            once = [one.written_once(array) for one, array in zip(states, gradients)]
-            for one, array in zip(states, weights):
-                one.pin(array)
-            trainer.update(rule, hosts, states, rates, decays, kept, once)
-
-        engine_queue.queue(work, gradients, weights, type(self).__name__)
+        rule, operands = self._rule(), list(map(Operand, weights, gradients, hosts, states, rates, decays))
+        engine_queue.queue(lambda: update(rule, operands), gradients, weights, type(self).__name__)
 
     update_multi_precision = update
 

@@ -1,118 +1,97 @@
-"""Training steps of a network on one GPU: each copies in, computes, and copies out.
+"""Training steps of a network on one GPU or on several GPUs of one host: copies in, computation, copies out.
 
-The forward pass copies data, parameters and states to the GPU, where it keeps all values, and outputs and new states
-back. The backward pass copies the outputs' gradients and the labels in, and the gradients out, through the pipeline's
-pinned buffers and several threads.
+The forward pass copies data, parameters and states to the GPU, where it saves all values, and outputs and new states
+back. The backward pass copies the outputs' gradients and the labels in. Gradients to parameters are copied out, or stay
+for an optimiser on the GPU (``_gpu_update``). What that updates stays on a GPU too (``_parameter_cache``).
 
-Gradients to parameters can stay on the GPU for an optimiser there, ``update``. MXNet's arrays for them then have a
-signalling NaN in each element: results computed from them are NaN, and arithmetic in place changes their bits. What it
-updates stays on a GPU too: large parameters cross the bus only to MXNet's arrays, until something else writes them.
+Training on several GPUs is data parallel: each has all parameters and computes its share of the batch; the shares
+differ by at most one image. NCCL sums each parameter's gradients on one GPU, which hands the sum to MXNet or to the
+update: all GPUs get about equally many bytes, since to copy new parameters or gradients out takes long. BatchNorm
+exchanges its sums within the passes, and normalizes with the mean and variance of the whole batch, so that results do
+not depend on the number of GPUs.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ece408_op.core import dispatch
-from ece408_op.errors import ProblemError
-from ece408_op.plugin import host_context
-from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
-from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT
+from ece408_op.runtime import cuda, nccl
+from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
-from ece408_op.runtime.pinned import using
-from ece408_op.runtime.recent import Recent
 
 from . import _training
-from ._definition import Shape
-from ._gpu import Chooser
-from ._kept import Held, Kept, Operands, Updated, kept_at
-from ._meeting import Member
-from ._network import parse
-from ._packing import packing_of
-from ._repeated import Repeated
-from ._several_gpus import on_each
-from ._step import Ahead, backward_step, queue_backward, step
+from ._data_parallel import Rank, RankGroup
+from ._gpu_update import Deferred, defer, mark
+from ._graph_cache import CaptureError, GraphCache, GraphPass, Graphs
+from ._layers import BatchNorm
+from ._network import Network, parse
+from ._packing import Packing, packing_of
+from ._parameter_cache import cached_at
+from ._several_gpus import shares
+from ._step import pinned_array, step, with_retry
 from ._training_gpu import GpuOperators
-from ._updates import Adam, Sgd, Update
 from .engine import Engine
 
-#: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
-_SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
+#: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
+_SEED_SHIFT = 56
 
 
-#: The addresses of a parameter and its gradient on the host.
-Addresses = tuple[int, int]
+class _Gradients(NamedTuple):
+    """One rank's gradients on its GPU, by number, and packed ones.
 
-
-class Deferred(NamedTuple):
-    """A gradient on a GPU, and the forward pass whose memory it may be in."""
-
-    gpu: Gpu
-    operators: GpuOperators
-    gradient: Any
-    before: _training.Forward | None
-
-
-class Differentiated(NamedTuple):
-    """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums.
-
-    The gradients that it gets sums of are in that memory. marked: where those are that it defers.
+    images: those to variables whose images the ranks share. partial: those to parameters, for sums over several GPUs.
+    sums: of those that this rank owns.
     """
 
     gradients: Mapping[int, Any]
-    packed: list[Any]
-    sums: list[Any]
-    marked: Mapping[int, Addresses]
+    images: Sequence[Any]
+    partial: Sequence[Any]
+    sums: Sequence[Any]
 
 
-class State(Protocol):
-    """An optimiser's arrays for one parameter, and that parameter."""
+class QueuedBackward(NamedTuple):
+    """A backward pass that is queued behind its forward pass: its kind, the labels, and its gradients."""
 
-    kept: Kept
-
-    def on(self, gpu: Gpu) -> Sequence[Any]:
-        """Return the arrays on a GPU, the current one."""
-
-
-class HostArrays(NamedTuple):
-    """A parameter and its gradient on the host: views of MXNet's arrays, addresses, and the gradient's bits."""
-
-    parameter: np.ndarray
-    gradient: np.ndarray
-    addresses: Addresses
-    bits: np.ndarray
+    kind: Hashable
+    labels: Sequence[np.ndarray]
+    gradients: _Gradients
 
 
-def host_arrays_of(parameter: int, gradient: int, shape: Shape) -> HostArrays:
-    """Return the arrays of a parameter and its gradient at these addresses, of any values where they are empty."""
-    if 0 in shape:
-        empty = np.empty(shape, np.float32)
-        return HostArrays(empty, empty, (parameter, gradient), np.empty(0, np.uint32))
-    views = view_at(parameter, shape), view_at(gradient, shape)
-    return HostArrays(*views, (parameter, gradient), views[1].reshape(-1).view(np.uint32))
+class _RankForward(NamedTuple):
+    """One rank's forward pass, and the backward pass that is queued behind it, if any."""
+
+    values: _training.Forward
+    queued: QueuedBackward | None
 
 
-#: Gradients on a GPU that an update will read, of each of the last backward passes by the addresses of all its
-#: parameters: networks whose update never comes do not keep the GPU's memory.
-pending: Recent[tuple[Addresses, ...], dict[Addresses, Deferred]] = Recent(16)
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward pass: each GPU's place among the trainer's and its images, and its values, which ``graphs`` may own."""
+
+    shares: Sequence[tuple[int, slice]]
+    ranks: Sequence[_RankForward]
+    graphs: Graphs | None
 
 
 class Trainer:
-    """The training steps of one network; ``text`` is its graph, which ``engine`` infers."""
+    """The training steps of the network that the engines infer, each on another GPU; ``text`` is its graph."""
 
-    def __init__(self, text: str, engine: Engine) -> None:
+    def __init__(self, text: str, engines: Sequence[Engine]) -> None:
         self.network = _training.fused(parse(text))
-        #: Its lock guards launches on its stream.
-        self.gpu = engine.gpu
-        self._operators = GpuOperators(engine.chooser)
-        self._repeated = None if _training.is_random(self.network) else Repeated()
+        # Its memory would stay until the next garbage collection: trainers stay as long as their first engine.
+        self._engine: Engine = weakref.proxy(engines[0])
+        self._gpus = [engine.gpu for engine in engines]
+        self._operators = [GpuOperators(engine.chooser) for engine in engines]
+        self._graphs = None if _training.is_random(self.network) else GraphCache()
+        operators = [node.operator for _, node in self.network.operators]
+        self._exchanges = any(isinstance(one, BatchNorm) and not one.use_global_stats for one in operators)
 
     def forward(
         self,
@@ -124,266 +103,284 @@ class Trainer:
         pinned: Sequence[bool],
         labels: Callable[[], Sequence[np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
-        member: Member | None = None,
-    ) -> _training.Forward:
-        """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
+    ) -> Forward:
+        """Fill the outputs, and the new states once all GPUs have computed; return what the backward pass needs.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
         others. Parameters are MXNet's memory. pinned: whether each array of data is. labels: returns them, in the
-        network's order, for ``queue_backward``. meanwhile, member: as for ``step``. Raises DeviceError if the GPU fails
-        or has no memory.
+        network's order. meanwhile: functions to call while the GPU computes. Raises DeviceError, with the GPU's number,
+        if one fails or has no memory, or if several have no NCCL; ProblemError if several are to share the batch of a
+        network that does not compute each image by itself, but for BatchNorm.
         """
-        network, operators = self.network, self._operators.of(member)
+        network, gpus = self.network, len(self._gpus)
+        parts = shares(self._engine, data, gpus) if gpus > 1 else [(0, slice(None))]
+        new = {number: np.empty_like(array) for number, array in states.items()} if len(parts) > 1 else states
+        flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
-            given = dict(zip((*network.data, *network.parameters), arrays))
-            shapes = network.infer(dict(zip(network.names(network.data), (array.shape for array in data))))
-            found = _training.forward(network, operators, given, shapes, seed)
-            new = [found.states.get(number, given[number]) for number in states]
-            return [*(found.values[value] for value in network.outputs), *new], found
+        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _RankForward:
+            place, _ = parts[rank.number]
+            inputs = [*map(rank.share_of, data), *parameters]
+            # All GPUs compute the same new states.
+            results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
 
-        inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
-        flags = [*pinned, *(False for _ in parameters)]
-        if self._repeated:
-            with self.gpu.device:
-                passes = self._repeated.take((*(array.shape for array in data), member and member.key))
-        ahead: list[Ahead | None] = [None]
+            def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.Forward]:
+                given = dict(zip((*network.data, *network.parameters), arrays))
+                shapes = network.infer({name: x.shape for name, x in zip(network.names(network.data), inputs)})
+                operators, own_seed = self._operators[place].of(rank), seed + (place << _SEED_SHIFT)
+                found = _training.forward(network, operators, given, shapes, own_seed)
+                changed = [] if rank.number else [found.states.get(number, given[number]) for number in states]
+                values = [*(found.values[value] for value in network.outputs), *changed]
+                return _packing(results).packed(values), found
 
-        def behind() -> None:
-            ahead[0] = queue_backward(self.gpu, passes, labels, member) if passes else None
+            def queue(found: _training.Forward) -> _RankForward:
+                if not graphs:
+                    return _RankForward(found, None)
+                own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
+                return _RankForward(found, queue_backward(rank, graphs, kind, own_labels))
 
-        options: dict[str, Any] = {"meanwhile": meanwhile, "pinned": {INPUT: flags}, "member": member, "behind": behind}
-        try:
-            found = step(self.gpu, inputs, results, compute, passes, tuple(states), _kept_as, **options)
-        except BaseException:
-            if self._repeated:
-                self._repeated.clear()
-            raise
-        # Passes that had no room have been computed again, without what was queued behind them.
-        return passes.holds(found, None if passes.refused else ahead[0]) if passes else found
+            graph = _graph(graphs, rank, ("forward", tuple(states)), inputs)
+            options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
+            return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, **options)
+
+        with self._locked(parts) as locked:
+            graphs = self._graphs.take(tuple(array.shape for array in data), locked) if self._graphs else None
+            kind = graphs.take_backward() if graphs else None
+            try:
+                ranks, graphs = self._on_ranks(parts, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
+            except BaseException:
+                if self._graphs:
+                    self._graphs.clear()
+                raise
+            found = Forward(parts, ranks, graphs)
+            if graphs:
+                graphs.user = weakref.ref(found)
+        if new is not states:
+            for number, array in states.items():
+                array[...] = new[number]
+        return found
 
     def backward(
         self,
-        before: _training.Forward,
+        before: Forward,
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
         deferred: Mapping[int, tuple[int, np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Fill the gradients to variables, ``targets`` by number, and defer others on the GPU for ``update``.
+        """Fill the gradients to variables, ``targets`` by number, and defer others on the GPUs for the update.
 
-        labels: in the network's order. gradients: to the outputs, by position. deferred: by number, the parameter's
-        address on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError
-        as ``forward``.
+        Those to parameters are the sums over all GPUs. labels: in the network's order. gradients: to the outputs, by
+        position. deferred: by number, the parameter's address on the host and the gradient's array. A variable that no
+        gradient reaches gets zeros. Raises DeviceError as ``forward``.
         """
-        wanted = {**targets, **{number: array for number, (_, array) in deferred.items()}}
+        one = _Backward(self.network, before, labels, gradients, targets, deferred)
+        checks = [lambda: mark(array for _, array in deferred.values()), *meanwhile]
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any]]:
-            found = self._differentiated(before, arrays, gradients, wanted)
-            return [found[number] for number in targets], found
+        def compute_share(rank: Rank, graphs: Graphs | None) -> _Gradients:
+            operators = self._operators[before.shares[rank.number][0]].of(rank)
+            return one.compute(rank, operators, graphs, () if rank.number else checks)
 
-        kind = tuple(gradients), tuple(targets), tuple(wanted)
-        marked: dict[int, Addresses] = {}
-        checks = [lambda: marked.update(_marked(deferred)), *meanwhile]
-        outputs = list(targets.values())
-        found = backward_step(self.gpu, before, labels, gradients, outputs, compute, kind, checks)
-        defer(self.deferred(before, found, marked))
+        with self._locked(before.shares) as gpus:
+            if any(rank.queued for rank in before.ranks) and not one.is_queued:
+                for gpu in gpus:
+                    # Both would use the same memory at the same time.
+                    cuda.wait("training", gpu.stream)
+            found, _ = self._on_ranks(before.shares, before.graphs, compute_share)
+            if one.summed and len(gpus) > 1:
+                sums = [(number, array) for number, each in enumerate(found) for array in each.sums]
+                partial, streams = [each.partial for each in found], [gpu.stream for gpu in gpus]
+                nccl.communicator(tuple(gpu.device.id for gpu in gpus)).reduce(partial, sums, streams)
+            if targets:
+                self._on_ranks(before.shares, None, lambda rank, _: one.copy_out(rank, found[rank.number]))
+            if before.graphs:
+                before.graphs.backward = None if gradients else one.kind
+        # A gradient may be in memory of the graphs, which is theirs while ``before`` lives.
+        memory = before if before.graphs else None
+        owners = {number: rank for rank, numbers in enumerate(one.owned) for number in numbers}
+        arrays = {number: found[owner].gradients[number] for number, owner in owners.items()}
+        defer(
+            {
+                (at, address(array)): Deferred(gpus[owners[number]], arrays[number], memory)
+                for number, (at, array) in deferred.items()
+            }
+        )
 
-    def differentiate(
+    @contextmanager
+    def _locked(self, parts: Sequence[tuple[int, slice]]) -> Iterator[list[Gpu]]:
+        """Keep other calls from the GPUs; the value is these."""
+        gpus = [self._gpus[place] for place, _ in parts]
+        with ExitStack() as locks:
+            # In one order, for networks whose lists of GPUs have others.
+            for gpu in sorted(gpus, key=lambda gpu: gpu.device.id):
+                locks.enter_context(gpu.lock)
+            yield gpus
+
+    def _on_ranks(
+        self, parts: Sequence[tuple[int, slice]], graphs: Graphs | None, work: Callable[[Rank, Graphs | None], Any]
+    ) -> tuple[list[Any], Graphs | None]:
+        """Return work(rank, graphs) for each share, and the graphs, or None if all is computed without them.
+
+        The caller has the GPUs' locks.
+        """
+        gpus = [self._gpus[place] for place, _ in parts]
+
+        def attempt(repeats: bool) -> tuple[list[Any], Graphs | None]:
+            used = graphs if repeats and graphs and not graphs.refused else None
+            exchanges = self._exchanges and len(gpus) > 1
+            communicator = nccl.communicator(tuple(gpu.device.id for gpu in gpus)) if exchanges else None
+            try:
+                return RankGroup(gpus, [mine for _, mine in parts], communicator).run(
+                    lambda rank: work(rank, used)
+                ), used
+            except CaptureError:
+                if used:
+                    used.refuse()
+                raise
+
+        return with_retry(gpus, attempt)
+
+
+class _Backward:
+    """One backward pass on all GPUs; the arguments are those of ``Trainer.backward``."""
+
+    def __init__(
         self,
-        before: _training.Forward,
+        network: Network,
+        before: Forward,
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
-        wanted: Mapping[int, np.ndarray],
+        targets: Mapping[int, np.ndarray],
         deferred: Mapping[int, tuple[int, np.ndarray]],
-        summed: Sequence[Sequence[int]] = (),
-        meanwhile: Sequence[Callable[[], None]] = (),
-        member: Member | None = None,
-    ) -> Differentiated:
-        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
+    ) -> None:
+        self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
+        self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
+        #: Gradients to data and labels, whose images each GPU has its share of.
+        self._images = {number: array for number, array in targets.items() if number not in self._parameters}
+        self.summed = {**self._parameters, **{number: array for number, (_, array) in deferred.items()}}
+        #: The numbers of the sums that each rank gets.
+        self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
+        self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
+        self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
 
-        deferred: those among them that this GPU keeps for ``update``. summed: the numbers of those that each member
-        gets the sums of. Otherwise as ``backward``. All gradients are complete on return.
-        """
-        part = member.part if member else 0
-        marked: dict[int, Addresses] = {}
-        packings = [packing_of(tuple(wanted[number].shape for number in numbers)) for numbers in summed]
+    def _ranks(self) -> list[Rank]:
+        group = RankGroup([], [mine for _, mine in self._before.shares], None)
+        return [Rank(group, number) for number in range(len(self._before.shares))]
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], Differentiated]:
-            found, xp = self._differentiated(before, arrays, gradients, wanted, member), self._operators.arrays.xp
-            packed: list[Any] = []
-            for numbers, packing in zip(summed, packings):
-                flat = xp.zeros(packing.shapes[-1], np.float32)
-                packed += packing.packed([found[number] for number in numbers], flat)
-            sums, own = list[Any](), dict[int, Any]()
-            if packings:
-                sums = [xp.empty(shape, np.float32) for shape in packings[part].shapes]
-                own = dict(zip(summed[part], packings[part].unpacked(sums)))
-            return [], Differentiated({**found, **own}, packed, sums, {})
+    def _is_queued(self, rank: Rank) -> bool:
+        queued = self._before.ranks[rank.number].queued
+        labels = map(rank.share_of, self._labels)
+        return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
 
-        kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
-        checks = [lambda: marked.update(_marked(deferred)), *meanwhile]
-        found = backward_step(self.gpu, before, labels, gradients, [], compute, kind, checks, member)
-        return found._replace(marked=marked)
+    def compute(
+        self, rank: Rank, operators: GpuOperators, graphs: Graphs | None, meanwhile: Sequence[Callable[[], None]]
+    ) -> _Gradients:
+        """Return the gradients on the rank's GPU, complete, or wait for them if they are queued."""
+        if self.is_queued:
+            queued: Any = self._before.ranks[rank.number].queued
+            return step(rank.gpu, [], [], lambda _: ([], queued.gradients), meanwhile=meanwhile)
+        inputs = list(map(rank.share_of, (*self._labels, *self._gradients.values())))
+        images = {number: rank.share_of(array) for number, array in self._images.items()}
+        shapes = {number: array.shape for number, array in {**self.summed, **images}.items()}
 
-    def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
-        """Wait for the GPU, and copy arrays from there."""
-        step(self.gpu, [], targets, lambda _: (list(arrays), None))
+        def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _Gradients]:
+            labels = dict(zip(self._network.labels, arrays))
+            heads = dict(zip(self._gradients, arrays[len(labels) :]))
+            values, xp = self._before.ranks[rank.number].values, cuda.cupy()
+            known = _training.backward(self._network, operators, values, labels, heads, shapes)
+            gradients = {
+                number: xp.ascontiguousarray(known[number]) if number in known else xp.zeros(shape, np.float32)
+                for number, shape in shapes.items()
+            }
+            return [], self._packed(rank, gradients, list(images.values()))
 
-    def deferred(
-        self, before: _training.Forward, found: Mapping[int, Any], marked: Mapping[int, Addresses]
-    ) -> dict[Addresses, Deferred]:
-        """Return gradients for ``defer``, whose arrays are marked."""
-        # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
-        used = before if before.passes else None
-        return {at: Deferred(self.gpu, self._operators, found[number], used) for number, at in marked.items()}
+        graph = _graph(graphs, rank, self.kind, inputs)
+        return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile)
 
-    def _differentiated(
-        self,
-        before: _training.Forward,
-        arrays: Sequence[Any],
-        gradients: Mapping[int, np.ndarray],
-        wanted: Mapping[int, np.ndarray],
-        member: Member | None = None,
-    ) -> dict[int, Any]:
-        """Return the gradients, C-contiguous; ``arrays``: labels and gradients to the outputs, on the GPU."""
-        network, xp = self.network, self._operators.arrays.xp
-        given = dict(zip(network.labels, arrays))
-        seeds = dict(zip(gradients, arrays[len(network.labels) :]))
-        found = _training.backward(network, self._operators.of(member), before, given, seeds, wanted)
-        return {
-            number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
-            for number, array in wanted.items()
-        }
+    def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> _Gradients:
+        """Return the gradients, also packed where that is needed, with memory for the sums that the rank gets."""
+        packings = [_packing([self.summed[number] for number in numbers]) for numbers in self.owned]
+        partial, sums = list[Any](), list[Any]()
+        if rank.size > 1 or self._parameters:
+            for numbers, packing in zip(self.owned, packings):
+                partial += packing.packed([gradients[number] for number in numbers])
+            sums = partial
+        if rank.size > 1:
+            own = packings[rank.number]
+            sums = [cuda.cupy().empty(shape, np.float32) for shape in own.shapes]
+            gradients.update(zip(self.owned[rank.number], own.unpacked(sums)))
+        packed = _packing(images).packed([gradients[number] for number in self._images]) if images else []
+        return _Gradients(gradients, packed, partial, sums)
 
-
-def _marked(deferred: Mapping[int, tuple[int, np.ndarray]]) -> dict[int, Addresses]:
-    """Mark the arrays of gradients that stay on the GPU; return where they are."""
-    found = {}
-    for number, (at, array) in deferred.items():
-        bits = array.reshape(-1).view(np.uint32)
-        if not bits[0] == bits[-1] == _SENTINEL:
-            bits.fill(_SENTINEL)
-        found[number] = at, address(array)
-    return found
+    def copy_out(self, rank: Rank, found: _Gradients) -> None:
+        """Copy the gradients that the rank has of the targets to these."""
+        images = list(map(rank.share_of, self._images.values()))
+        parameters = [self._parameters[number] for number in self.owned[rank.number]] if self._parameters else []
+        if images:
+            step(rank.gpu, [], images, lambda _: (found.images, None))
+        if parameters:
+            step(rank.gpu, [], parameters, lambda _: (found.sums, None))
 
 
-def defer(ones: dict[Addresses, Deferred]) -> None:
-    """Keep the gradients of one backward pass on their GPUs for ``update``."""
-    if ones:
-        pending.pop(tuple(ones), None)
-        pending[tuple(ones)] = ones
+def _cached(array: np.ndarray) -> Any | None:
+    return cached_at(address(array))
 
 
-def _kept_as(array: np.ndarray) -> Any | None:
-    return kept_at(address(array))
+def _packing(arrays: Sequence[np.ndarray]) -> Packing:
+    return packing_of(tuple(array.shape for array in arrays))
 
 
-_trainers: WeakKeyDictionary[Engine, Trainer] = WeakKeyDictionary()
+def _graph(
+    graphs: Graphs | None, rank: Rank, kind: Hashable, inputs: Sequence[np.ndarray]
+) -> tuple[GraphPass, Rank] | None:
+    """Return the graph of a pass for these inputs, for ``step``."""
+    return (graphs.of(rank, kind, _packing(inputs).shapes), rank) if graphs else None
 
 
-def trainer_of(text: str, engine: Engine) -> Trainer:
-    """Return the trainer of the network that ``engine`` infers; Gluon asks for it at each call."""
-    if engine not in _trainers:
-        _trainers[engine] = Trainer(text, engine)
-    return _trainers[engine]
+def queue_backward(
+    rank: Rank, graphs: Graphs, kind: Hashable, labels: Callable[[], list[np.ndarray]]
+) -> QueuedBackward | None:
+    """Queue the backward pass of that kind, which the last step has repeated, for these labels, behind a forward pass.
 
-
-def update(
-    rule: Sgd | Adam,
-    hosts: Sequence[HostArrays],
-    states: Sequence[State],
-    rates: Sequence[float],
-    decays: Sequence[float],
-    kept: Sequence[Held | None],
-    written_once: Sequence[bool],
-) -> None:
-    """Update parameters on the GPUs that have their gradients, the others on the first GPU.
-
-    states: each keeps its updated parameter. rates, decays: see ``_updates.Update``. kept: what ``Kept.begin`` returned
-    for the parameters; others are copied to the GPU. written_once: whether a gradient's array has been written only
-    once since the last update; of others, all elements are checked.
-
-    Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
-    before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
-    had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
+    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None for no kind,
+    or if that pass is not captured. The GPU and its stream are the current ones.
     """
-    taken = _taken([host.addresses for host in hosts])
-    found = [
-        one if _is_deferred(one, host.bits, known) else None for one, host, known in zip(taken, hosts, written_once)
-    ]
-    first = host_context.gpu(0)
-    gpus = list(dict.fromkeys(one.gpu if one else first for one in found))
-
-    def work(number: int) -> None:
-        gpu = gpus[number]
-        mine = [number for number, one in enumerate(found) if (one.gpu if one else first) is gpu]
-        here, own_states = [hosts[n] for n in mine], [states[n] for n in mine]
-        there: list[Any] = []
-        for n in mine:
-            held, deferred = kept[n], found[n]
-            there += [held.array if held and held.update.gpu is gpu else None, deferred.gradient if deferred else None]
-        last = kept[mine[0]]
-        before = last.update if last and _are_same(there[::2], last.update.arrays) else None
-        targets = [host.parameter for host in here]
-        packing = packing_of(tuple(array.shape for array in targets))
-        pairs = [array for host in here for array in host[:2]]
-        given = [array for array, copy in zip(pairs, there) if copy is None]
-        operators = next((one.operators for one in found if one and one.gpu is gpu), None)
-        if not operators:
-            with gpu.device, gpu.stream:
-                operators = GpuOperators(Chooser(dispatch.AUTO, "float32", 0, cuda.chip(0)))
-
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[list[Any], Operands]]:
-            room = None if before else cuda.cupy().empty(packing.shapes[-1], np.float32)
-            rest = iter(arrays)
-            both = iter([next(rest) if copy is None else copy for copy in there])
-            updates = [
-                Update(next(both), next(both), state.on(gpu), rates[n], decays[n]) for n, state in zip(mine, own_states)
-            ]
-            operands = before.operands if before and before.operands.are_of(updates) else Operands.of(updates)
-            operands.rows = operators.update(rule, updates, operands.rows)
-            packed = list(before.packed) if before else packing.packed([one.parameter for one in updates], room)
-            return packed, (packed, operands)
-
-        with using(targets) as flags:
-            packed, operands = step(gpu, given, targets, compute, packs=False, pinned={OUTPUT: flags})
-        with gpu.device:
-            update = Updated(gpu, before.arrays if before else packing.unpacked(packed), packed, operands)
-        for host, state, array in zip(here, own_states, update.arrays):
-            state.kept.keep(Held(array, update), host.addresses[0])
-
-    on_each(work, [gpu.device.id for gpu in gpus])
+    if kind is None:
+        return None
+    given = [array.copy() for array in labels()]
+    packing = _packing(given)
+    graph = graphs.of(rank, kind, packing.shapes)
+    if not graph.is_captured:
+        return None
+    graph.pinned = graph.pinned or [pinned_array(rank.gpu, shape) for shape in packing.shapes]
+    for array, label in zip(graph.pinned, packing.large(given)):
+        array[...] = label
+    packing.copy_small(given, graph.pinned[-1])
+    for target, array in zip(graph.inputs, graph.pinned):
+        target.set(array)
+    _, gradients = graph.launch(rank)
+    return QueuedBackward(kind, given, gradients)
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
+    """Return the numbers of the arrays of each part: about equally many bytes."""
+    owned, loads = [list[int]() for _ in range(parts)], [0] * parts
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        part = loads.index(min(loads))
+        owned[part].append(number)
+        loads[part] += sizes[number]
+    return owned
 
 
-def _taken(several: Sequence[Addresses]) -> list[Deferred | None]:
-    """Take all gradients for parameters and their gradients' arrays out of those that wait; return the newest ones."""
-    found: list[Deferred | None] = [None] * len(several)
-    for key, deferred in list(pending.items()):
-        found = [deferred.pop(one, None) or older for one, older in zip(several, found)]
-        if not deferred:
-            pending.pop(key, None)
-    return found
+_trainers: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], Trainer]] = weakref.WeakKeyDictionary()
 
 
-def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:
-    """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
-    if one and written_once and bits[0] == bits[-1] == _SENTINEL:
-        return True
-    deferred = bits == _SENTINEL if one else bits[:1] == _SENTINEL
-    if one and deferred.all():
-        return True
-    if deferred.any() or (bits[: deferred.size] == _CHANGED).any():
-        raise ProblemError(
-            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
-            "twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
-        )
-    return False
+def trainer_of(text: str, engines: Sequence[Engine]) -> Trainer:
+    """Return the trainer of the network that the engines infer; Gluon asks for it at each call."""
+    known, numbers = _trainers.setdefault(engines[0], {}), tuple(engine.gpu.device.id for engine in engines)
+    if numbers not in known:
+        known[numbers] = Trainer(text, engines)
+    return known[numbers]
 
 
-__all__ = ("State", "Trainer", "defer", "host_arrays_of", "trainer_of", "update", "pending")
+__all__ = ("Forward", "QueuedBackward", "Trainer", "queue_backward", "trainer_of")

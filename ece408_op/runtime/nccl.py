@@ -38,27 +38,27 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
-class Group:
-    """GPUs of different numbers, its members in that order."""
+class Communicator:
+    """GPUs of different numbers, its ranks in that order."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._lock, self._numbers = threading.Lock(), tuple(numbers)
-        self._members = (_POINTER * len(numbers))()
+        self._ranks = (_POINTER * len(numbers))()
         #: Whether it can do nothing more, nor can CUDA graphs that have captured what it queued.
         self.aborted = False
-        _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
+        _call("ncclCommInitAll", self._ranks, len(numbers), (_INT * len(numbers))(*numbers))
 
-    def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
-        """Fill the array of sums[n], on the member of its number, with the sum of sources[member][n] of all members.
+    def reduce(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
+        """Fill the array of sums[n], on the rank of its number, with the sum of sources[rank][n] of all ranks.
 
-        All are CuPy's C-contiguous float32 arrays; the work is put on the members' streams, which have ended when it
+        All are CuPy's C-contiguous float32 arrays; the work is put on the ranks' streams, which have ended when it
         returns. Raises DeviceError, the first one, if NCCL or a GPU fails: no other GPU waits for its share, and
-        ``group`` makes a new group.
+        ``communicator`` makes a new one.
         """
         try:
             self._queue(
-                ("ncclReduce", array.data.ptr, total.data.ptr, array.size, _FLOAT, _SUM, root, member, stream.ptr)
-                for member, arrays, stream in zip(self._members, sources, streams)
+                ("ncclReduce", array.data.ptr, total.data.ptr, array.size, _FLOAT, _SUM, root, rank, stream.ptr)
+                for rank, arrays, stream in zip(self._ranks, sources, streams)
                 for array, (root, total) in zip(arrays, sums)
             )
             _wait(streams)
@@ -69,23 +69,23 @@ class Group:
                     cuda.wait("NCCL", stream)
             raise
 
-    def gather(self, arrays: Sequence[Any], streams: Sequence[Any]) -> None:
-        """Queue the exchange of rows: each member has filled the row of its number, and gets the others'.
+    def all_gather(self, arrays: Sequence[Any], streams: Sequence[Any]) -> None:
+        """Queue the exchange of rows: each rank has filled the row of its number, and gets the others'.
 
-        arrays: each member's, (members, ...), CuPy's C-contiguous float64. The members' streams may be captured, all of
+        arrays: each rank's, (ranks, ...), CuPy's C-contiguous float64. The ranks' streams may be captured, all of
         them. Raises DeviceError if NCCL fails; then some streams may wait for others until ``abort``.
         """
         count = arrays[0].size // len(arrays)
         self._queue(
-            ("ncclAllGather", row, array.data.ptr, count, _DOUBLE, member, stream.ptr)
-            for member, array, row, stream in zip(self._members, arrays, _rows(arrays), streams)
+            ("ncclAllGather", row, array.data.ptr, count, _DOUBLE, rank, stream.ptr)
+            for rank, array, row, stream in zip(self._ranks, arrays, _rows(arrays), streams)
         )
 
     def abort(self) -> None:
-        """End the members' kernels, which would wait for each other; ``group`` makes a new group.
+        """End the ranks' kernels, which would wait for each other; ``communicator`` makes a new one.
 
         Any thread may call it, while others wait for streams. NCCL frees the memory when all CUDA graphs are gone that
-        have captured what the group queued.
+        have captured what the communicator queued.
         """
         with self._lock:
             if self.aborted:
@@ -93,12 +93,12 @@ class Group:
             self.aborted = True
         _forget(self._numbers, self)
 
-        def abort(member: int) -> None:
+        def abort(rank: int) -> None:
             with suppress(DeviceError):
-                _call("ncclCommAbort", self._members[member])
+                _call("ncclCommAbort", self._ranks[rank])
 
-        # A thread for each: NCCL may wait until all members are aborted, and for the graphs.
-        threads = [threading.Thread(target=abort, args=(n,), daemon=True) for n in range(len(self._members))]
+        # A thread for each: NCCL may wait until all ranks are aborted, and for the graphs.
+        threads = [threading.Thread(target=abort, args=(n,), daemon=True) for n in range(len(self._ranks))]
         for thread in threads:
             thread.start()
         end = time.monotonic() + ABORT_SECONDS
@@ -109,7 +109,7 @@ class Group:
         """Call NCCL's functions, each with its name in front of the arguments, as one group."""
         with self._lock:
             if self.aborted:
-                raise DeviceError("NCCL: expected its group of GPUs, got one that is aborted")
+                raise DeviceError("NCCL: expected a communicator, got one that is aborted")
             _call("ncclGroupStart")
             try:
                 for call in calls:
@@ -139,22 +139,22 @@ def _wait(streams: Sequence[Any]) -> None:
         time.sleep(_POLL if left else 0)
 
 
-_groups: dict[tuple[int, ...], Group] = {}
+_communicators: dict[tuple[int, ...], Communicator] = {}
 _lock = threading.Lock()
 
 
-def group(numbers: tuple[int, ...]) -> Group:
-    """Return the group of these GPUs, which stays until it fails; raises DeviceError without NCCL, or if that fails."""
+def communicator(numbers: tuple[int, ...]) -> Communicator:
+    """Return the communicator of these GPUs, which stays until it fails; raises DeviceError without NCCL."""
     with _lock:
-        if numbers not in _groups:
-            _groups[numbers] = Group(numbers)
-        return _groups[numbers]
+        if numbers not in _communicators:
+            _communicators[numbers] = Communicator(numbers)
+        return _communicators[numbers]
 
 
-def _forget(numbers: tuple[int, ...], failed: Group) -> None:
+def _forget(numbers: tuple[int, ...], failed: Communicator) -> None:
     with _lock:
-        if _groups.get(numbers) is failed:
-            del _groups[numbers]
+        if _communicators.get(numbers) is failed:
+            del _communicators[numbers]
 
 
 @cache
@@ -180,4 +180,4 @@ def _call(name: str, *arguments: Any) -> None:
         raise DeviceError(f"{name}: expected success, got {reason}; NCCL_DEBUG=WARN in the environment says more")
 
 
-__all__ = ("Group", "group")
+__all__ = ("Communicator", "communicator")

@@ -18,15 +18,14 @@ from unittest import mock
 import numpy as np
 import numpy_operators
 
-from ece408_op.network import _dense, engine, trainer
+from ece408_op.network import _dense, _training_passes, engine, trainer
+from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Arithmetic
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
-from ece408_op.network._meeting import Member
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._timing import Timed
-from ece408_op.network._training_passes import rows_of
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl
@@ -298,28 +297,34 @@ class Operators(trainer.GpuOperators):
             (x, _), (y, _), (dy, mine) = map(self._of_batch, (given.inputs[0], given.out, gradient))
             given = Trained([x, *given.inputs[1:]], y, given.saved)
             to_data, *others = numpy_operators.gradients(node, given, dy, wanted)
-            if self._member.part:
+            if self._rank.number:
                 others = [None if one is None else np.zeros_like(one) for one in others]
             return [to_data[mine], *others]
 
     def _exchanges(self, node):
-        return self._member and isinstance(node.operator, BatchNorm) and not node.operator.use_global_stats
+        return self._rank and isinstance(node.operator, BatchNorm) and not node.operator.use_global_stats
 
     def _of_batch(self, array):
         """Return the whole batch's array, and the images of this GPU's share."""
-        before = sum(self._member.meeting.images[: self._member.part])
-        mine = slice(before, before + len(array))
-        return self._member.meet(array, np.concatenate).view(Array), mine
-
-    def update(self, rule, updates, rows=None):
-        found = super().update(rule, updates, rows)
-        assert rows is None or (rows == rows_of(updates)).all()
-        for one in updates:
-            numpy_operators.update(rule, one)
-        return found
+        group, whole = self._rank.group, []
+        group.meet(self._rank.number, (array, whole), _concatenate)
+        return whole[0].view(Array), group.shares[self._rank.number]
 
 
-class Group:
+def _concatenate(items):
+    """Append the whole batch's array to each rank's list."""
+    whole = np.concatenate([array for array, _ in items])
+    for _, found in items:
+        found.append(whole)
+
+
+def updated(rule, updates, launch=_training_passes.update):
+    launch(rule, updates)
+    for one in updates:
+        numpy_operators.update(rule, one)
+
+
+class Communicator:
     """NCCL on NumPy's arrays."""
 
     aborted = False
@@ -327,22 +332,22 @@ class Group:
     def abort(self):
         self.aborted = True
 
-    def gather(self, arrays, streams):
+    def all_gather(self, arrays, streams):
         assert len(arrays) == len(streams) > 1
         whole = np.stack([array[part] for part, array in enumerate(arrays)])
         for array in arrays:
             array[...] = whole
 
-    def add(self, sources, sums, streams):
+    def reduce(self, sources, sums, streams):
         assert len(sources) == len(streams) > 1
         for number, (_, total) in enumerate(sums):
             total[...] = sum(arrays[number] for arrays in sources)
 
 
 def launched(self, graph):
-    """Launch the graphs of all members at the same time: each is a call, whose meetings are those of its capture."""
-    self.least()
-    graph.launch(self.meeting.gpus[self.part].stream)
+    """Launch the graphs of all ranks at the same time: each is a call, whose barriers are those of its capture."""
+    self.group.meet(self.number, None, len)
+    graph.launch(self.gpu.stream)
 
 
 @contextmanager
@@ -366,10 +371,11 @@ def installed():
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cuda, **patched))
         stack.enter_context(mock.patch.object(host_context, "gpu", made))
-        stack.enter_context(mock.patch.object(nccl, "group", lambda numbers: Group()))
-        stack.enter_context(mock.patch.object(Member, "launch", launched))
+        stack.enter_context(mock.patch.object(nccl, "communicator", lambda numbers: Communicator()))
+        stack.enter_context(mock.patch.object(Rank, "launch", launched))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
+        stack.enter_context(mock.patch.object(_training_passes, "update", updated))
         stack.enter_context(mock.patch.dict(sys.modules, modules))
         libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
         stack.enter_context(mock.patch.object(_dense, "ctypes", libraries))

@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 from network_case import mx, require_gpus, values
-from network_fake import Group
+from network_fake import Communicator
 from test_training import S, assert_close, bound, data, images, ndarrays, small
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
-from ece408_op.network import _meeting
+from ece408_op.network import _data_parallel
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda, nccl
 
@@ -179,7 +179,7 @@ def test_training_with_batch_norm_is_that_of_one_gpu(options):
 
 def test_two_networks_train_at_the_same_time(monkeypatch):
     """Their threads take the GPUs' locks in one order."""
-    monkeypatch.setattr(_meeting, "MOST_SECONDS", 20)
+    monkeypatch.setattr(_data_parallel, "BARRIER_SECONDS", 20)
     symbol = normalized()
     args, aux = odd(symbol, 6)
     pair = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [1, 0])]
@@ -240,14 +240,14 @@ def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
             taken.remove(self.number)
             self.lock.release()
 
-    class Noted(Group):
-        def add(self, *given):
+    class Noted(Communicator):
+        def reduce(self, *given):
             sums.append([*taken])
-            super().add(*given)
+            super().reduce(*given)
 
     for number in range(2):
         host_context.gpu(number).lock = Lock(number)
-    monkeypatch.setattr(nccl, "group", lambda numbers: Noted())
+    monkeypatch.setattr(nccl, "communicator", lambda numbers: Noted())
     args, aux = images(symbol)
     executor = bound(on_gpus(symbol, args, aux, [1, 0]), args, aux)
     executor.forward(is_train=True)

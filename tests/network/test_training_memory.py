@@ -4,13 +4,12 @@ import gc
 import weakref
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from network_case import mx
-from network_fake import OutOfMemoryError, Stream
+from network_fake import OutOfMemoryError
 from test_training import bound, images, node_of, small
 
-from ece408_op.network import _repeated
+from ece408_op.network import _graph_cache
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
@@ -21,6 +20,8 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
     current, freed = [], []
 
     class Device:
+        id = 0
+
         def __enter__(self):
             current.append(self)
 
@@ -75,44 +76,36 @@ def test_memory_is_free_without_a_garbage_collection(monkeypatch):
         mx.nd.waitall()
         assert arrays
         assert not any(one() is not None for one in arrays)
-        passes = _repeated.Passes(((6, 3),))
-        passes.of("forward", [(6, 3)])
-        passes = weakref.ref(passes)
-        assert passes() is None
+        graphs = weakref.ref(_graph_cache.Graphs(((6, 3),), [host_context.gpu(0)]))
+        assert graphs() is None
     finally:
         gc.enable()
 
 
-def test_a_step_without_room_is_gone_before_the_memory_is_freed(monkeypatch):
+@pytest.mark.parametrize("fails", ["backward", "capture"])
+def test_a_step_without_room_is_gone_before_the_memory_is_freed(fails, monkeypatch):
+    """Whether an array had no room, or the graph that has captured all."""
     executor, left = trained_once(), []
-    arrays = note_arrays(monkeypatch, no_room_for=3)
+    if fails == "capture":
+        executor.backward()
+        mx.nd.waitall()
+        executor.forward(is_train=True)  # the graphs' inputs stay
+        mx.nd.waitall()
+    arrays = note_arrays(monkeypatch, no_room_for=3 if fails == "backward" else None)
+
+    def captured(call, stream):
+        call()
+        raise OutOfMemoryError("no room")
 
     def free_all_blocks():
         left.append([one() is not None for one in arrays])
 
     pool = SimpleNamespace(free_all_blocks=free_all_blocks)
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
+    monkeypatch.setattr(cuda, "captured", captured)
     executor.backward()
     mx.nd.waitall()
-    assert left == [[False] * 3]
-    assert len(arrays) > 3
-
-
-def test_a_capture_that_failed_is_gone_before_its_memory_is_freed(monkeypatch):
-    passes, arrays, left = _repeated.Passes(((2,),)), [], []
-
-    def compute(inputs):
-        array = cuda.cupy().zeros(2, np.float32)
-        arrays.append(weakref.ref(array))
-        if len(arrays) == 1:
-            raise OutOfMemoryError("no room")
-        return [array], "found"
-
-    def free_all_blocks():
-        left.append([one() is not None for one in arrays])
-
-    passes.pool = SimpleNamespace(malloc=None, free_all_blocks=free_all_blocks)
-    monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
-    assert passes.of("forward", [(2,)]).run(compute, Stream(), 1, None)[1] == "found"
-    assert left == [[False]]
-    assert passes.refused
+    assert len(left) == 1
+    assert left[0]
+    assert not any(left[0])
+    assert len(arrays) > len(left[0])

@@ -92,14 +92,14 @@ def array(address, count, item=4):
 
 def test_each_array_is_summed_on_one_gpu(fresh, streams):
     library, waited = Library(), []
-    group = fresh(library).group((3, 1))
+    communicator = fresh(library).communicator((3, 1))
     (name, (_, count, numbers)), *others = library.calls
     assert (name, count, list(numbers), others) == ("ncclCommInitAll", 2, [3, 1], [])
     library.calls.clear()
     sources = [[array(10, 5), array(20, 7)], [array(30, 5), array(40, 7)]]
     asked = iter([True, True, False])
     both = streams(Stream(0, waited, running=lambda: next(asked, False)), Stream(1, waited))
-    group.add(sources, [(0, array(50, 5)), (1, array(60, 7))], both)
+    communicator.reduce(sources, [(0, array(50, 5)), (1, array(60, 7))], both)
     assert waited == [1, 0]
     names, arguments = zip(*library.calls)
     assert names == ("ncclGroupStart", *["ncclReduce"] * 4, "ncclGroupEnd")
@@ -114,9 +114,9 @@ def test_each_array_is_summed_on_one_gpu(fresh, streams):
 
 def test_rows_are_exchanged(fresh):
     library = Library()
-    group = fresh(library).group((3, 1))
+    communicator = fresh(library).communicator((3, 1))
     library.calls.clear()
-    group.gather([array(1000, 10, 8), array(2000, 10, 8)], [SimpleNamespace(ptr=7), SimpleNamespace(ptr=9)])
+    communicator.all_gather([array(1000, 10, 8), array(2000, 10, 8)], [SimpleNamespace(ptr=7), SimpleNamespace(ptr=9)])
     names, arguments = zip(*library.calls)
     assert names == ("ncclGroupStart", *["ncclAllGather"] * 2, "ncclGroupEnd")
     assert [(*given[:4], given[5]) for given in arguments[1:-1]] == [(1000, 1000, 5, 8, 7), (2040, 2000, 5, 8, 9)]
@@ -128,27 +128,27 @@ def test_a_group_that_was_aborted_queues_nothing(fresh, monkeypatch):
     library.ncclCommAbort = lambda member: not held.wait(20)
     module = fresh(library)
     monkeypatch.setattr(module, "ABORT_SECONDS", 0)
-    group = module.group((0, 1))
+    communicator = module.communicator((0, 1))
     for _ in range(2):
-        group.abort()
-    assert group.aborted
-    assert module.group((0, 1)) is not group
+        communicator.abort()
+    assert communicator.aborted
+    assert module.communicator((0, 1)) is not communicator
     library.calls.clear()
-    with pytest.raises(DeviceError, match="NCCL: expected its group of GPUs, got one that is aborted"):
-        group.gather([array(10, 4, 8)] * 2, [SimpleNamespace(ptr=7)] * 2)
+    with pytest.raises(DeviceError, match="NCCL: expected a communicator, got one that is aborted"):
+        communicator.all_gather([array(10, 4, 8)] * 2, [SimpleNamespace(ptr=7)] * 2)
     assert library.calls == []
     held.set()
 
 
 def test_a_group_stays(fresh):
     module = fresh(Library())
-    assert module.group((0, 1)) is module.group((0, 1))
-    assert module.group((0, 1)) is not module.group((1, 0))
+    assert module.communicator((0, 1)) is module.communicator((0, 1))
+    assert module.communicator((0, 1)) is not module.communicator((1, 0))
 
 
 def test_no_library_is_one_clear_error(fresh):
     with pytest.raises(DeviceError, match="several GPUs: expected NCCL.*got no such file; install nvidia-nccl-cu12 or"):
-        fresh(None).group((0, 1))
+        fresh(None).communicator((0, 1))
 
 
 @pytest.mark.parametrize("failing", ["ncclCommInitAll", "ncclReduce", "ncclGroupEnd"])
@@ -156,7 +156,7 @@ def test_a_status_is_an_error_with_its_reason(fresh, failing):
     library = Library(failing)
     module = fresh(library)
     with pytest.raises(DeviceError, match=f"{failing}: expected success, got reason 3"):
-        module.group((0, 1)).add([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, [])] * 2)
+        module.communicator((0, 1)).reduce([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, [])] * 2)
     started = [name for name, _ in library.calls if name.startswith("ncclGroup")]
     assert started in ([], ["ncclGroupStart", "ncclGroupEnd"])
 
@@ -164,19 +164,19 @@ def test_a_status_is_an_error_with_its_reason(fresh, failing):
 def test_a_group_that_failed_is_gone_when_its_streams_have_ended(fresh):
     library, waited = Library("ncclReduce", "ncclGroupEnd"), []
     module = fresh(library)
-    group = module.group((0, 1))
+    communicator = module.communicator((0, 1))
     with pytest.raises(DeviceError, match="ncclReduce: expected success"):
-        group.add([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, waited, True), Stream(1, waited)])
+        communicator.reduce([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, waited, True), Stream(1, waited)])
     assert waited == [0, 1]
     assert [name for name, _ in library.calls].count("ncclCommAbort") == 2
-    assert module.group((0, 1)) is not group
+    assert module.communicator((0, 1)) is not communicator
 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, failing):
     library, waited = Library(), []
     module = fresh(library)
-    group = module.group((0, 1))
+    communicator = module.communicator((0, 1))
 
     def running():
         return [name for name, _ in library.calls].count("ncclCommAbort") < 2
@@ -184,9 +184,9 @@ def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, fail
     both = [Stream(number, waited, running=running) for number in range(2)]
     both[failing] = Stream(failing, waited, fails=True)
     with pytest.raises(DeviceError, match="its kernel failed"):
-        group.add([[array(1, 2)]] * 2, [(0, array(3, 2))], streams(*both))
+        communicator.reduce([[array(1, 2)]] * 2, [(0, array(3, 2))], streams(*both))
     assert waited == [failing, 0, 1]
-    assert module.group((0, 1)) is not group
+    assert module.communicator((0, 1)) is not communicator
 
 
 @pytest.mark.gpu
@@ -204,7 +204,7 @@ def test_sums_on_two_gpus():
         with cupy.cuda.Device(root):
             sums.append((root, cupy.full(like.shape, np.nan, np.float32)))
             cupy.cuda.Device(root).synchronize()
-    nccl.group((0, 1)).add(sources, sums, streams)
+    nccl.communicator((0, 1)).reduce(sources, sums, streams)
     for first, second, (_, total) in zip(*host, sums):
         np.testing.assert_array_equal(total.get(), first + second)
 
@@ -220,12 +220,12 @@ def test_rows_on_two_gpus(captured):
             streams.append(cupy.cuda.Stream(non_blocking=True))
             arrays.append(cupy.full((2, count), np.nan, np.float64))
             cupy.cuda.Device(gpu).synchronize()
-    group, launches = nccl.group((0, 1)), []
-    group.gather(arrays, streams)
+    communicator, launches = nccl.communicator((0, 1)), []
+    communicator.all_gather(arrays, streams)
     if captured:
         for stream in streams:
             stream.begin_capture()
-        group.gather(arrays, streams)
+        communicator.all_gather(arrays, streams)
         launches = [stream.end_capture() for stream in streams]
     rows = np.random.default_rng(3).random((2, count))
     for gpu in range(2):
@@ -236,7 +236,7 @@ def test_rows_on_two_gpus(captured):
         with cupy.cuda.Device(gpu):
             graph.launch(streams[gpu])
     if not captured:
-        group.gather(arrays, streams)
+        communicator.all_gather(arrays, streams)
     for stream, one in zip(streams, arrays):
         stream.synchronize()
         np.testing.assert_array_equal(one.get(), rows)
@@ -244,7 +244,7 @@ def test_rows_on_two_gpus(captured):
 
 @pytest.mark.gpu
 def test_an_abort_ends_a_graph_that_waits():
-    """One of two captured exchanges is launched; a new group works, and the old graphs do not keep it from that."""
+    """One of two captured exchanges is launched; a new communicator works in spite of the old graphs."""
     require_gpus(2)
     assert printed("-c", _ABORTING) == "ended\n[1.0, 2.0] [1.0, 2.0]\n"
 
@@ -258,20 +258,20 @@ for number in range(2):
         streams.append(cupy.cuda.Stream(non_blocking=True))
         arrays.append(cupy.full((2, 1), number + 1.0))
         cupy.cuda.Device(number).synchronize()
-group = nccl.group((0, 1))
-group.gather(arrays, streams)
+communicator = nccl.communicator((0, 1))
+communicator.all_gather(arrays, streams)
 for stream in streams:
     stream.begin_capture()
-group.gather(arrays, streams)
+communicator.all_gather(arrays, streams)
 graphs = [stream.end_capture() for stream in streams]
 with cupy.cuda.Device(0):
     graphs[0].launch(streams[0])
 time.sleep(0.5)
 assert cupy.cuda.runtime.streamQuery(streams[0].ptr) == 600
-group.abort()
+communicator.abort()
 streams[0].synchronize()
 print("ended", flush=True)
-nccl.group((0, 1)).gather(arrays, streams)
+nccl.communicator((0, 1)).all_gather(arrays, streams)
 for stream in streams:
     stream.synchronize()
 print(*[one.get()[:, 0].tolist() for one in arrays], flush=True)
@@ -296,14 +296,14 @@ for number in range(2):
         streams.append(cupy.cuda.Stream(non_blocking=True))
         arrays.append([cupy.ones(1 << 20, cupy.float32)])
         cupy.cuda.Device(number).synchronize()
-group = nccl.group((0, 1))
+communicator = nccl.communicator((0, 1))
 with cupy.cuda.Device(0):
     sums = [(0, cupy.empty_like(arrays[0][0]))]
-    group.add(arrays, sums, streams)
+    communicator.reduce(arrays, sums, streams)
 with cupy.cuda.Device(1):
     cupy.RawKernel('extern "C" __global__ void fail() { asm("trap;"); }', "fail")((1,), (1,), (), stream=streams[1])
 try:
-    group.add(arrays, sums, streams)
+    communicator.reduce(arrays, sums, streams)
 except DeviceError as error:
     print(str(error).split(",")[0], flush=True)
     os._exit(0)  # what closes a GPU that failed may fail too

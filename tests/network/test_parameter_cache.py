@@ -12,9 +12,8 @@ from test_training_gpus import on_gpus, plain
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _packing, _step
-from ece408_op.network._kept import kept_at
-from ece408_op.network._training_gpu import GpuOperators
+from ece408_op.network import _packing, _step, _training_passes
+from ece408_op.network._parameter_cache import cached_at
 from ece408_op.plugin import array_version
 from ece408_op.plugin.bridge import addresses
 from ece408_op.runtime import pinned
@@ -293,16 +292,16 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
     ours.forward(3)
     ours.executor.backward()
     mx.nd.waitall()
-    original = GpuOperators.update
+    original = _training_passes.update
 
-    def fails(self, rule, updates, rows):
-        original(self, rule, updates, rows)
+    def fails(rule, updates):
+        original(rule, updates)
         for one in updates:
             one.parameter[...] = np.nan
         raise DeviceError("out of order")
 
     with monkeypatch.context() as patch:
-        patch.setattr(GpuOperators, "update", fails)
+        patch.setattr(_training_passes, "update", fails)
         ours.apply()
         with pytest.raises(DeviceError, match=r"GPU \d: out of order"):
             mx.nd.waitall()
@@ -321,7 +320,7 @@ def test_what_is_kept_goes_with_the_optimiser():
     mx.nd.waitall()
     weights = ours.weights
     places = addresses(weights.values())
-    assert all(kept_at(place) is not None for place in places)
+    assert all(cached_at(place) is not None for place in places)
     del ours
     gc.collect()
-    assert all(kept_at(place) is None for place in places)
+    assert all(cached_at(place) is None for place in places)

@@ -1,0 +1,128 @@
+"""The GPUs of a data-parallel pass: one thread, a rank, computes each GPU's share of the batch.
+
+NCCL's kernels on a GPU wait for those on all others. The last rank that reaches a barrier therefore queues them on all
+streams, or on none: if a rank fails between two barriers, the others stop at the next one, and their GPUs complete what
+they have. If kernels still wait, because a GPU has failed or only some were launched, NCCL's communicator is aborted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ece408_op.errors import DeviceError
+from ece408_op.plugin.host_context import Gpu
+from ece408_op.runtime import nccl
+
+from ._several_gpus import on_each
+
+#: A rank that does not reach a barrier within these seconds never will: compiling a network's kernels takes less.
+BARRIER_SECONDS = 600
+
+
+class RetryError(Exception):
+    """A pass has no room, or cannot be captured: it may succeed without CUDA graphs in memory that is free then."""
+
+
+class RankGroup:
+    """The ranks of one pass. shares: each GPU's images. communicator: NCCL's, if the ranks exchange arrays."""
+
+    def __init__(self, gpus: Sequence[Gpu], shares: Sequence[slice], communicator: nccl.Communicator | None) -> None:
+        self.gpus, self.shares, self.communicator = gpus, shares, communicator
+        self._barrier = threading.Barrier(len(gpus), self._act, BARRIER_SECONDS)
+        self._items: list[Any] = [None] * len(gpus)
+        self._action: Callable[[list[Any]], Any] = len
+
+    def run(self, work: Callable[[Rank], Any]) -> list[Any]:
+        """Return work(rank) of each rank, computed at the same time; the caller has the locks of all GPUs.
+
+        Raises an error of one of them; a DeviceError names its GPU.
+        """
+        results = dict[int, Any]()
+
+        def on_rank(number: int) -> None:
+            try:
+                results[number] = work(Rank(self, number))
+            except threading.BrokenBarrierError:
+                pass  # the error of another rank has stopped this one
+            except BaseException as error:
+                self._barrier.abort()
+                if not isinstance(error, RetryError):
+                    self._abort()
+                raise
+
+        on_each(on_rank, [gpu.device.id for gpu in self.gpus])
+        if len(results) < len(self.gpus):
+            raise DeviceError(f"expected all GPUs' threads within {BARRIER_SECONDS} seconds, got some of them")
+        return [results[number] for number in range(len(self.gpus))]
+
+    def meet(self, rank: int, item: Any, action: Callable[[list[Any]], Any]) -> None:
+        """Wait for all ranks; the last one calls the action for all ranks' items. Raises BrokenBarrierError."""
+        self._items[rank], self._action = item, action
+        self._barrier.wait()
+
+    def _act(self) -> None:
+        try:
+            self._action(self._items)
+        except BaseException:
+            self._abort()  # only some of the streams may have what the action queues on all
+            raise
+
+    def _abort(self) -> None:
+        """End the kernels that wait for other GPUs."""
+        if self.communicator:
+            self.communicator.abort()
+
+
+class Rank(NamedTuple):
+    """One thread of a group; all ranks call ``all_gather`` and ``launch`` in the same order."""
+
+    group: RankGroup
+    number: int
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.group.shares)
+
+    @property
+    def gpu(self) -> Gpu:
+        """The rank's GPU."""
+        return self.group.gpus[self.number]
+
+    def share_of(self, array: np.ndarray) -> np.ndarray:
+        """Return a view of this rank's images of an array whose first axes count the images of the batch."""
+        if self.size == 1:
+            return array
+        images = self.group.shares[-1].stop
+        return array.reshape(array.shape if len(array) == images else (images, -1))[self.group.shares[self.number]]
+
+    def of_batch(self, count: int) -> int:
+        """Return how many elements the whole batch has where this share has ``count``."""
+        share, images = self.group.shares[self.number], self.group.shares[-1].stop
+        return count // (share.stop - share.start) * int(images)
+
+    def all_gather(self, array: Any) -> None:
+        """Queue the exchange of arrays (ranks, ...), float64: each rank has filled the row of its number."""
+
+        def gather(arrays: list[Any]) -> None:
+            assert self.group.communicator, "the communicator of a network that exchanges arrays"
+            self.group.communicator.all_gather(arrays, [gpu.stream for gpu in self.group.gpus])
+
+        self.group.meet(self.number, array, gather)
+
+    def launch(self, graph: Any) -> None:
+        """Launch the CUDA graphs of all ranks."""
+
+        def launch(graphs: list[Any]) -> None:
+            for gpu, one in zip(self.group.gpus, graphs):
+                with gpu.device:
+                    one.launch(gpu.stream)
+
+        self.group.meet(self.number, graph, launch)
+
+
+__all__ = ("BARRIER_SECONDS", "Rank", "RankGroup", "RetryError")

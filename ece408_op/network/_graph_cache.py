@@ -1,0 +1,141 @@
+"""Training passes as CUDA graphs: from its second step on, a network's launches are captured once and then repeated.
+
+Python takes longer to queue the launches of a pass of ResNet-50 than the GPU takes to compute them. A graph reads and
+fills the same memory at each launch, which is therefore the network's own until the batch has another size twice in a
+row, or memory runs out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ece408_op.plugin.host_context import Gpu
+from ece408_op.runtime import cuda, nccl
+
+from ._data_parallel import Rank, RetryError
+from ._definition import Shape
+
+
+class CaptureError(RetryError):
+    """A pass cannot be captured."""
+
+
+class GraphPass:
+    """One pass of one rank as a CUDA graph: its inputs on the GPU, of these shapes, and its launches."""
+
+    def __init__(self, pool: Any, shapes: Sequence[Shape]) -> None:
+        self._pool, self._shapes, self._inputs = pool, shapes, list[Any]()
+        #: Pinned memory for its inputs, if they are queued before the pass that they follow ends.
+        self.pinned: Sequence[np.ndarray] = ()
+        self._graph: Any = None
+        self._result: Any = None
+        #: The communicator that the graph uses, if any.
+        self._communicator: nccl.Communicator | None = None
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The arrays on the GPU, the current one."""
+        if not self._inputs:
+            with cuda.cupy().cuda.using_allocator(self._pool.malloc):
+                self._inputs = [cuda.cupy().empty(shape, np.float32) for shape in self._shapes]
+        return self._inputs
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether ``launch`` can be called."""
+        return self._graph is not None and not (self._communicator and self._communicator.aborted)
+
+    def run(self, compute: Callable[[Sequence[Any]], Any], rank: Rank) -> Any:
+        """Launch what ``compute`` launches for the inputs, captured at the first call; return what it returned then."""
+        if not self.is_captured:
+            self._graph = None
+
+            def call() -> None:
+                self._result = compute(self.inputs)
+
+            try:
+                with cuda.cupy().cuda.using_allocator(self._pool.malloc):
+                    self._graph = cuda.captured(call, rank.gpu.stream)
+            except Exception as error:
+                raise CaptureError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
+            self._communicator = rank.group.communicator
+        return self.launch(rank)
+
+    def launch(self, rank: Rank) -> Any:
+        """Queue the captured launches on the rank's stream; return what ``compute`` returned."""
+        rank.launch(self._graph)
+        return self._result
+
+
+class Graphs:
+    """The passes of a network on data of one set of shapes, in a memory pool of their own."""
+
+    def __init__(self, shapes: Hashable, gpus: Sequence[Gpu]) -> None:
+        self.shapes = shapes
+        for gpu in gpus:
+            with gpu.device:
+                # The first step's memory is free for the passes.
+                cuda.cupy().get_default_memory_pool().free_all_blocks()
+        self._pool, self._passes = cuda.cupy().cuda.MemoryPool(), dict[Hashable, GraphPass]()
+        #: Whether a pass could not be captured. No other one is then: it would read what that one has filled.
+        self.refused = False
+        #: The kind of the last step's backward pass, if it depends on labels alone.
+        self.backward: Hashable = None
+        #: Returns the forward pass whose values are in the memory, or None.
+        self.user: Callable[[], Any] = lambda: None
+
+    def of(self, rank: Rank, kind: Hashable, shapes: Sequence[Shape]) -> GraphPass:
+        """Return a rank's pass of a kind, for inputs of these shapes."""
+        return self._passes.setdefault((rank.number, kind, *shapes), GraphPass(self._pool, shapes))
+
+    def take_backward(self) -> Hashable:
+        """Return ``backward``, once."""
+        kind, self.backward = self.backward, None
+        return kind
+
+    def refuse(self) -> None:
+        """Never repeat these passes."""
+        self.refused = True
+        self._passes.clear()
+        self._pool = cuda.cupy().cuda.MemoryPool()
+
+
+class GraphCache:
+    """Decides which steps of a network graphs repeat; the caller has the locks of the network's GPUs."""
+
+    def __init__(self) -> None:
+        self._last: Hashable = None
+        self._graphs: Graphs | None = None
+        _caches.add(self)
+
+    def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
+        """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
+        again, self._last = self._last == shapes, shapes
+        if self._graphs and self._graphs.user() is not None:
+            return None
+        if again and not (self._graphs and self._graphs.shapes == shapes):
+            self._graphs = None
+            self._graphs = Graphs(shapes, gpus)
+        graphs = self._graphs
+        return graphs if graphs and graphs.shapes == shapes and not graphs.refused else None
+
+    def clear(self) -> None:
+        """Free the memory, but not before its forward pass is gone."""
+        if not (self._graphs and self._graphs.refused):
+            self._graphs = self._last = None
+
+
+_caches = weakref.WeakSet[GraphCache]()
+
+
+def clear() -> None:
+    """Free the memory of all networks' graphs."""
+    for one in list(_caches):
+        one.clear()
+
+
+__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs", "clear")
