@@ -118,18 +118,18 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
 
 
 class Shares:
-    """What two GPUs exchange: ``part`` computes here, after the sums of the other's share are known."""
+    """What two GPUs exchange: rank ``number`` computes here, after the sums of the other's share are known."""
 
-    gpus = 2
+    size = 2
 
-    def __init__(self, part, images, others):
-        self.part, self._images, self._others = part, images, iter(others)
+    def __init__(self, number, images, others):
+        self.number, self._images, self._others = number, images, iter(others)
 
     def of_batch(self, count):
-        return count // self._images[self.part] * sum(self._images)
+        return count // self._images[self.number] * sum(self._images)
 
-    def gather(self, sums):
-        sums[1 - self.part] = next(self._others)
+    def all_gather(self, sums):
+        sums[1 - self.number] = next(self._others)
 
 
 @pytest.mark.parametrize(("fixed", "relu"), [(False, True), pytest.param(True, False, marks=pytest.mark.exhaustive)])
@@ -165,10 +165,10 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkey
 
     totals = np.zeros((2, 7))
     for part, mine in enumerate(shares):
-        member, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
+        rank, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
         inputs, arrays = (x[mine], *vectors), EmulatedArrays(0)
-        saved = arrays.batch_norm(norm, relu, inputs, out, member)
-        to_data, *others = arrays.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True, member)
+        saved = arrays.batch_norm(norm, relu, inputs, out, rank)
+        to_data, *others = arrays.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True, rank)
         # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
         scale = np.abs(gamma * inverse).max()
         assert np.abs(out - (np.maximum(y, 0) if relu else y)[mine]).max() <= 4 * EPS32 * scale * np.abs(x).max()
