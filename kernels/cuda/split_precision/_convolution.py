@@ -8,15 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ece408_op.problem import ConvProblem, DataGradient
-from ece408_op.runtime.launch import Argument, Launch, Pair, round_up
+from ece408_op.runtime.launch import Pair, round_up
 
 #: TMA's multiple of the channels of a pixel; pixels of all images of a launch: 32 bits count them, rounded up to tiles.
 _TMA_CHANNELS, _MOST_PIXELS = 8, 2**31 - 2**8
-
-
-def recompute(entry: str, blocks: int, arguments: tuple[Argument, ...], overlap: bool = False) -> Launch:
-    """Return the launch that recomputes the listed images in float32: see ``recompute.cuh``."""
-    return Launch(entry, (blocks, 1, 1), (256, 1, 1), arguments, 0, overlap)
 
 
 @dataclass(frozen=True)
@@ -85,6 +80,11 @@ class Convolution:
     def output_channels(self) -> int:
         """Channels of a pixel of the split outputs; of several groups, each has a multiple of eight."""
         return round_up(self.all_filters, _TMA_CHANNELS)
+
+    @property
+    def filter_values(self) -> int:
+        """Values of a component of the split filters."""
+        return self.taps * self.padded_channels * self.all_filters
 
     @property
     def most_images(self) -> int:

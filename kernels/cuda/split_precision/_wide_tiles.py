@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -19,7 +20,8 @@ from ._wgmma import wgmma_macro
 #: and that of the rest, in such products. Smaller tiles load pixels or filters more often. Without low and promoted
 #: sums, threads have registers for larger ones, and without a residual or float32 outputs, for whole tiles in turn.
 #: ``ece408-bench layers --context gpu --set resnet`` times them, those of the last table with ``--split-form``.
-_Times = dict[tuple[int, int, int, bool], tuple[float, int]]
+_Shape = tuple[int, int, int, bool]
+_Times = dict[_Shape, tuple[float, int]]
 _TILES: _Times = {
     (128, 128, 2, False): (1.0, 0), (128, 96, 2, False): (1.05, 0), (128, 64, 2, False): (1.1, 0),
     (128, 32, 2, False): (1.4, 0),
@@ -30,20 +32,18 @@ _ONE_COMPONENT_TILES: _Times = {
     (128, 64, 2, False): (1.6, 0), (128, 32, 2, False): (2.5, 0),
 }  # fmt: skip
 _PLAIN_TILES: _Times = {
-    (192, 256, 2, False): (1.17, 500), (128, 256, 2, False): (1.27, 315), (192, 128, 3, False): (1.25, 350),
-    (192, 128, 2, True): (1.21, 330), (128, 128, 2, True): (1.215, 320), (64, 128, 4, True): (1.0, 340),
-    (256, 96, 2, False): (1.55, 350), (192, 96, 2, True): (1.45, 316), (128, 96, 2, True): (1.45, 330),
-    (256, 64, 2, False): (1.6, 400), (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300),
-    (128, 32, 2, False): (3.0, 400),
+    (128, 256, 2, False): (1.27, 315), (192, 128, 3, False): (1.25, 350), (192, 128, 2, True): (1.21, 330),
+    (128, 128, 2, True): (1.215, 320), (64, 128, 4, True): (1.0, 340), (256, 96, 2, False): (1.55, 350),
+    (192, 96, 2, True): (1.45, 316), (128, 96, 2, True): (1.45, 330), (256, 64, 2, False): (1.6, 400),
+    (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300), (128, 32, 2, False): (3.0, 400),
 }  # fmt: skip
-_POINTWISE_TILE = (128, 64, 2, False)
 #: The fewest filters of a tile whose outputs the TMA unit stores, and a warp's most buffers for them; ping-pong tiles
 #: of fewer outputs need filters that stay in shared memory.
 _FEWEST_STORED, _MOST_BUFFERS, _FEWEST_OUTPUTS = 64, 4, 128 * 128
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
-#: Producer warpgroups of ``pointwise.cu``; threads of split_filters.
-PRODUCERS, THREADS = 2, 256
+#: Threads of split_filters.
+THREADS = 256
 #: TMA's limits: where windows begin, and the offsets in them; strides.
 _CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
 #: Pixels of an image: 32 bits count those of a launch.
@@ -62,70 +62,71 @@ class WideTile:
     components: int  # high, and with three products low
     tile_filters: int
     stage_channels: int
-    stages: int
     tile_pixels: int
     consumers: int
+    producers: int = 1  # warpgroups: one has TMA load split pixels; the two of pointwise.cu convert float32 ones
+    stages: int = 0
     resident: bool = False  # whether a block keeps the filters of all its tiles
     ping_pong: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products
     buffers: int = 0  # of each consumer warp, for the outputs of split_form.cu
+    reduction_outermost: bool = False  # whether a row of shared memory has channels of one pixel of the sum
 
     @classmethod
     def of(
-        cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int,
+        cls, components: int, own: Convolution, chip: Chip, images: int,
         split_form: bool = False, residual: bool = False,
     ) -> WideTile:  # fmt: skip
         """Return the tile for a launch of that many images; residual: whether a split form's epilogue loads one."""
+        channels = _stage_channels(own)
+        plain = split_form and components == 1 and not residual
+        times = _TILES if components == 2 else _PLAIN_TILES if plain else _ONE_COMPONENT_TILES
 
-        def time(tile: WideTile) -> float:
-            pixels, filters, consumers = tile.tile_pixels, tile.tile_filters, tile.consumers
-            if tile.ping_pong and pixels * filters < _FEWEST_OUTPUTS and not tile.resident:
+        def tile(shape: _Shape) -> WideTile:
+            pixels, filters, consumers, ping_pong = shape
+            new = cls(components, filters, channels, pixels, consumers, ping_pong=ping_pong)
+            most = _MOST_RESIDENTS.get(shape, _MOST_RESIDENT)
+            return replace(new, resident=components == 1 and new.filter_bytes(own) <= most)
+
+        def time(shape: _Shape) -> float:
+            pixels, filters, consumers, ping_pong = shape
+            if ping_pong and pixels * filters < _FEWEST_OUTPUTS and not tile(shape).resident:
                 return math.inf
             tiles = ceil_div(images * own.output_area, pixels) * own.groups * ceil_div(own.filters, filters)
-            product, rest = times[pixels, filters, consumers, tile.ping_pong]
-            turns = max(consumers if tile.ping_pong else 1, ceil_div(tiles, chip.multiprocessors))
+            product, rest = times[shape]
+            turns = max(consumers if ping_pong else 1, ceil_div(tiles, chip.multiprocessors))
             return turns * pixels * filters * (product * own.taps * own.padded_channels + rest)
 
-        def length(channels: int) -> float:
-            return round_up(own.channels, channels) * _STAGE_CHANNELS[channels]
+        chosen = tile(min(times, key=time))
+        if not plain or chosen.tile_filters < _FEWEST_STORED:
+            return chosen.filled(own, chip)
+        pieces = chosen._own_pixels // 64 * (chosen.tile_filters // chosen._staged)
+        return chosen.filled(own, chip, [n for n in range(1, _MOST_BUFFERS + 1) if pieces % n == 0])
 
-        channels = min(_STAGE_CHANNELS, key=length)
-        plain = split_form and components == 1 and not residual
-        times = _TILES if components == 2 or pointwise else _PLAIN_TILES if plain else _ONE_COMPONENT_TILES
+    @classmethod
+    def pointwise(cls, components: int, own: Convolution, chip: Chip) -> WideTile:
+        """Return the tile of ``pointwise.cu``."""
+        return cls(components, 64, _stage_channels(own), 128, 2, producers=2).filled(own, chip)
 
-        def tile(pixels: int, filters: int, consumers: int, ping_pong: bool) -> WideTile:
-            new = cls(components, filters, channels, 1, pixels, consumers, ping_pong=ping_pong)
-            most = _MOST_RESIDENTS.get((pixels, filters, consumers, ping_pong), _MOST_RESIDENT)
-            resident = components == 1 and not pointwise and new.filter_bytes(own) <= most
-            return replace(new, resident=resident)
-
-        chosen = tile(*_POINTWISE_TILE) if pointwise else min((tile(*sizes) for sizes in times), key=time)
-        return chosen.filled(own, chip, pointwise, plain and chosen.tile_filters >= _FEWEST_STORED)
-
-    def filled(self, own: Convolution, chip: Chip, pointwise: bool, buffered: bool = False) -> WideTile:
-        """Return this tile with as many stages as fit shared memory, and then as many buffers."""
-        pieces = self._own_pixels // 64 * (self._own_filters // self._staged)
-        tiles = []
-        for buffers in [n for n in range(1, _MOST_BUFFERS + 1) if pieces % n == 0] if buffered else [0]:
-            tile = replace(self, buffers=buffers)
-            free = chip.shared_bytes - tile._others(own, pointwise)
-            tiles.append(replace(tile, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise))))
+    def filled(self, own: Convolution, chip: Chip, buffers: Sequence[int] = (0,)) -> WideTile:
+        """Return this tile with as many stages as fit shared memory, then with the most of these numbers of buffers."""
+        tiles = [replace(self, buffers=n) for n in buffers]
+        free = [chip.shared_bytes - tile._others(own) for tile in tiles]
+        tiles = [replace(tile, stages=min(_MOST_STAGES, n // tile.stage_bytes)) for tile, n in zip(tiles, free)]
         chosen = max(tiles, key=lambda tile: (tile.stages, tile.buffers))
         if chosen.stages < 2:  # a consumer waits for the next stage before it releases one
             raise UnsupportedError(f"expected shared memory for two stages, got {chip.shared_bytes} bytes per block")
         return chosen
 
-    consumer_shares = property(lambda self: 1 if self.ping_pong else self.consumers)
-    #: Consumers that share filters, because pixels are no multiple of 64 for each; a consumer's filters and pixels.
-    _filter_shares = property(lambda self: self.consumer_shares if self.tile_pixels // 64 % self.consumer_shares else 1)
-    _own_filters = property(lambda self: self.tile_filters // self._filter_shares)
-    _own_pixels = property(lambda self: self.tile_pixels // (self.consumer_shares // self._filter_shares))
-    #: Filters of split_form.cu's STAGED; bytes of all buffers.
-    _staged = property(lambda self: 32 if self._own_filters % 64 else 64)
+    #: A consumer's pixels; filters of split_form.cu's STAGED; bytes of all buffers.
+    _own_pixels = property(lambda self: self.tile_pixels // (1 if self.ping_pong else self.consumers))
+    _staged = property(lambda self: 32 if self.tile_filters % 64 else 64)
     output_bytes = property(lambda self: 4 * self.consumers * self.buffers * 16 * 2 * self._staged)
+    threads = property(lambda self: 128 * (self.producers + self.consumers))
 
-    def stage_bytes(self, pointwise: bool) -> int:
+    @property
+    def stage_bytes(self) -> int:
         """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
-        scales = 4 * self.tile_pixels if pointwise else 0
+        scales = 4 * self.tile_pixels if self.producers > 1 else 0
         rows = self.tile_pixels + (0 if self.resident else self.tile_filters)
         return 2 * self.components * self.stage_channels * rows + 16 + scales
 
@@ -133,24 +134,27 @@ class WideTile:
         """Bytes of the filters of a tile."""
         return 2 * self.components * round_up(own.channels, self.stage_channels) * own.taps * self.tile_filters
 
-    def _others(self, own: Convolution, pointwise: bool) -> int:
-        """Bytes of shared memory besides the stages; the epilogue's are Staging's of split_form.cu, or 32 filters."""
-        staged = 16 * self._own_pixels + 8 * self._own_filters + 16
+    def _others(self, own: Convolution) -> int:
+        """Bytes of shared memory besides the stages; an epilogue's are Staging's of split_form.cu, or 32 filters."""
+        staged = 16 * self._own_pixels + 8 * self.tile_filters + 16
         staging = staged + 144 if self.buffers else max(4 * 32 * (64 + 4), staged + 4 * 2 * 8 * 144)
+        if self.reduction_outermost:  # it stores from registers
+            staging = 0
         others = _ALIGNMENT + _TURNS * self.ping_pong + self.consumers * staging + self.output_bytes
         return others + self.resident * self.filter_bytes(own)
 
+    def shared_bytes(self, own: Convolution) -> int:
+        """Bytes of shared memory of a block."""
+        return self._others(own) + self.stages * self.stage_bytes
+
     def gemm(self, name: str, own: Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
-        """Return the launch of persistent blocks, with producer warpgroups as many as the kernel has."""
-        pointwise = name == "pointwise_gemm"
+        """Return the launch of persistent blocks."""
         filter_tiles = own.groups * ceil_div(own.filters, self.tile_filters)
         tiles = ceil_div(images * own.output_area, self.tile_pixels) * filter_tiles
         blocks = chip.multiprocessors
         if self.resident:  # all tiles of a block have the same filters
             blocks = max(1, blocks // filter_tiles) * filter_tiles
-        warpgroups = self.consumers + (PRODUCERS if pointwise else 1)
-        shared = self._others(own, pointwise) + self.stages * self.stage_bytes(pointwise)
-        return Launch(name, (min(tiles, blocks), 1, 1), (128 * warpgroups, 1, 1), arguments, shared)
+        return Launch(name, (min(tiles, blocks), 1, 1), (self.threads, 1, 1), arguments, self.shared_bytes(own))
 
     def image_maps(self, buffer: str, own: Convolution, images: int) -> tuple[TensorMap, TensorMap]:
         """The split images [component][image][row][column][channel], with the windows of the convolution."""
@@ -166,38 +170,30 @@ class WideTile:
     def filter_maps(self, own: Convolution) -> tuple[TensorMap, TensorMap]:
         """The split filters [component][filter][tap][channel]; without low components the second map is not read."""
         sizes, box = (own.padded_channels, own.taps, own.all_filters), (self.stage_channels, 1, self.tile_filters)
-        low = (self.components - 1) * 2 * math.prod(sizes)
+        low = (self.components - 1) * 2 * own.filter_values
         return TensorMap("split_w", sizes, box), TensorMap("split_w", sizes, box, offset=low)
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
-        promotion_interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
-        more = {"padded_channels": own.padded_channels, "promotion_interval": promotion_interval}
-        return {
-            **asdict(own),
-            **asdict(self),
-            **more,
-            "any_spread_scale": False,
-            "output_bytes": self.output_bytes,
-            **others,
-        }
+        interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
+        more = {"padded_channels": own.padded_channels, "output_bytes": self.output_bytes, "any_spread_scale": False}
+        return {**asdict(own), **asdict(self), **more, "promotion_interval": interval, **others}
 
     @property
     def defines(self) -> dict[str, int | str]:
         """The sources' macros."""
-        filters = self._own_filters
-        low = filters * (self.components - 1)
-        return {
-            **wgmma_macro("WGMMA_HIGH", filters, shared=True),
-            **wgmma_macro("WGMMA_LOW", low, shared=True),
-            **wgmma_macro("WGMMA_HIGH_OVERWRITE", filters, shared=True, overwrite=True),
-            **wgmma_macro("WGMMA_LOW_OVERWRITE", low, shared=True, overwrite=True),
-        }
+        macros: dict[str, int | str] = {}
+        for name, columns in (("HIGH", self.tile_filters), ("LOW", self.tile_filters * (self.components - 1))):
+            for suffix in ("", "_OVERWRITE"):
+                macros |= wgmma_macro(f"WGMMA_{name}{suffix}", columns, shared=True, overwrite=bool(suffix))
+        if self.reduction_outermost:
+            macros |= wgmma_macro("WGMMA_TRANSPOSED", self.tile_filters, shared=True, transposed=True)
+            macros |= dict.fromkeys(("WGMMA_HIGH(d, a, b)", "WGMMA_LOW(d, a, b)"), "WGMMA_TRANSPOSED(d, a, b)")
+        return macros
 
-    def filter_buffers(self, own: Convolution) -> dict[str, int]:
-        """Bytes of the split filters and of their exponents."""
-        split = 2 * self.components * own.taps * own.padded_channels * own.all_filters
-        return {"split_w": split, "w_exponents": 4 * own.all_filters}
+
+def _stage_channels(own: Convolution) -> int:
+    return min(_STAGE_CHANNELS, key=lambda n: round_up(own.channels, n) * _STAGE_CHANNELS[n])
 
 
 def fp16x3_bound(products: int, additions: int, low_products: int) -> float:

@@ -115,7 +115,6 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
 // Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of
 // fewer than 64 channels it took longer there (96 channels, 3 x 3; `ece408-bench layers` times it).
 constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
-constexpr int THREADS = 128 * (Config::consumers + 1);
 // A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
 // takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
 // Ping-pong consumers are ordered: each begins its products when the one before has issued its last, so that the

@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
     for (int i = 0; i < SUMS; i++) sums.high[i] = sums.low[COMPONENTS == 2 ? i : 0] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + PRODUCERS), 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pointwise_gemm(const float *__restrict__ x, const __grid_constant__ TensorMap w_high,
                    const __grid_constant__ TensorMap w_low, const int *__restrict__ w_exponents, float *__restrict__ y,
                    int *__restrict__ listed, long long first, int images) {

@@ -57,7 +57,7 @@ struct OutputPixel {
 // likewise. With Config::buffers, as many of each warp, the TMA unit stores those of all 16 pixels, from rows that are
 // swizzled over their own width. With two components, or a residual, that took longer; `ece408-bench layers
 // --split-form` times it.
-constexpr int STAGED = OWN_FILTERS % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
+constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
 constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses to eight rows, and rows of each
@@ -65,7 +65,7 @@ constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's ac
 // A consumer's shared memory.
 struct Staging {
     OutputPixel pixels[64 * M_BLOCKS];
-    float scales[OWN_FILTERS], biases[OWN_FILTERS];
+    float scales[Config::tile_filters], biases[Config::tile_filters];
     // Without Config::buffers: two of each warp, of eight rows; the banks of the rows differ.
     uint4 rows[Config::buffers ? 1 : 4 * 2 * 8][STAGED_UNITS + 1];
     unsigned largest;  // magnitude of the first pixel's image
@@ -75,7 +75,7 @@ struct Staging {
 __device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to,
                                                const EpilogueParams &params) {
     unsigned short *const y = reinterpret_cast<unsigned short *>(to);
-    const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + OWN_FILTERS);
+    const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + Config::tile_filters);
     for (int at = lane % 16; at < 64 * M_BLOCKS; at += 64) {
         const int pixel = first_pixel + at, image = pixel / OUTPUT_AREA;
         if (image >= params.images || params.scale(image).finite()) continue;
@@ -121,7 +121,7 @@ struct SplitEpilogue {
     __device__ __forceinline__ void prepare(float *staging, const Tile &tile, int consumer) const {
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
         if (threadIdx.x % 128 == 0) own.largest = 0;
-        for (int i = threadIdx.x % 128; i < OWN_FILTERS; i += 128) {
+        for (int i = threadIdx.x % 128; i < Config::tile_filters; i += 128) {
             const int filter = tile.filter + i;
             const bool exists = filter < tile.filters_end;
             own.scales[i] = exists ? power_of_two(max(-params.w_exponents[filter], -126)) : 0.0f;
@@ -145,7 +145,7 @@ struct SplitEpilogue {
 
     // A lane loads and stores unit `unit` of row `unit_row` of each pass; an mma leaves it columns 2 t and 2 t + 1 of
     // each unit, of rows `row` and row + 8.
-    static constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = OWN_FILTERS / STAGED;
+    static constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = Config::tile_filters / STAGED;
     typedef uint4 Units[COMPONENTS][PASSES];          // of eight rows
     typedef unsigned Words[COMPONENTS][STAGED_UNITS];  // of a row
 

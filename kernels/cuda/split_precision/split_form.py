@@ -94,8 +94,7 @@ def split_weights(convolution: Program, problem: ConvProblem) -> Program:
 
 def split_weight_bytes(problem: ConvProblem, components: int = 2) -> int:
     """Return the bytes of the split filters of a convolution."""
-    own = Convolution.of(problem)
-    return 2 * components * own.taps * own.padded_channels * own.all_filters
+    return 2 * components * Convolution.of(problem).filter_values
 
 
 def convolution(
@@ -141,4 +140,4 @@ def _checked(problem: ConvProblem, chip: Chip, components: int, residual: bool =
     if found:
         raise UnsupportedError(f"split form does not take {problem}: {'; '.join(found)}")
     own = Convolution.of(problem)
-    return own, WideTile.of(False, components, own, chip, max(1, problem.batch), True, residual)
+    return own, WideTile.of(components, own, chip, max(1, problem.batch), True, residual)

@@ -42,12 +42,12 @@ from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
 from ._candidate_tiles import ALIGNED, LONG_SUM, MOST_IMAGES, candidates, kernel_name, tile_for
-from ._convolution import Convolution, recompute
+from ._convolution import Convolution
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 _FOLDER = Path(__file__).parent
-#: Blocks of recompute_images per multiprocessor, and threads of a block that splits filters.
-_RECOMPUTE_BLOCKS, _FILTER_THREADS = 2, 256
+#: Blocks of recompute_images per multiprocessor; threads of its blocks and of those that split filters.
+_RECOMPUTE_BLOCKS, _THREADS = 2, 256
 #: Shorter sums err by less in plain float32, (1 + 1) 2^-24 for two products, than the split of one product does here.
 _SHORT_SUM = 16
 #: The largest layers that were timed, rounded up: channels, filters, and sizes of filters.
@@ -103,14 +103,15 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         overlap = chip.capability >= (9, 0) and tiles * tile.filter_blocks >= chip.multiprocessors
         resident = max(1, chip.multiprocessors // tile.filter_blocks)
         grid, block = (min(tiles, resident) * tile.filter_blocks, 1, 1), (tile.threads, 1, 1)
-        shared, recomputing = tile.shared_bytes, _RECOMPUTE_BLOCKS * chip.multiprocessors
+        blocks, threads = (_RECOMPUTE_BLOCKS * chip.multiprocessors, 1, 1), (_THREADS, 1, 1)
         split = ("w", "filters", "filter_scales", "state", "images")
         common = ("filter_scales", "state", "first", "images")
+        convolved = (source, target, "filters", *common)
         # The filters are split again for each launch, and with them the lists in `state` are emptied.
         return (
-            Launch("split_precision_filters", (filter_blocks, 1, 1), (_FILTER_THREADS, 1, 1), split),
-            Launch("split_precision_convolution", grid, block, (source, target, "filters", *common), shared, overlap),
-            recompute("recompute_images", recomputing, (source, "w", target, *common), overlap),
+            Launch("split_precision_filters", (filter_blocks, 1, 1), threads, split),
+            Launch("split_precision_convolution", grid, block, convolved, tile.shared_bytes, overlap),
+            Launch("recompute_images", blocks, threads, (source, "w", target, *common), programmatic=overlap),
         )
 
     images = max(1, min(problem.batch, _MOST_IMAGES))

@@ -22,8 +22,8 @@ from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, ceil_div
 
 from .. import cudnn
-from ._convolution import Convolution, recompute
-from ._wide_tiles import PRODUCERS, THREADS, WideTile, fp16x3_bound, limits, split_filters
+from ._convolution import Convolution
+from ._wide_tiles import THREADS, WideTile, fp16x3_bound, limits, split_filters
 
 _FOLDER = Path(__file__).parent
 #: What all kernels for wide layers begin with.
@@ -59,7 +59,11 @@ def split_images(own: Convolution, source: str, images: int) -> tuple[Launch, La
 
 def _recomputed(source: str, target: str, chip: Chip) -> Launch:
     arguments = (source, "w", target, "w_exponents", "listed", "first", "images")
-    return recompute("recompute_images", _RECOMPUTE_BLOCKS * chip.multiprocessors, arguments)
+    return Launch("recompute_images", (_RECOMPUTE_BLOCKS * chip.multiprocessors, 1, 1), (THREADS, 1, 1), arguments)
+
+
+def _filter_buffers(components: int, own: Convolution) -> dict[str, int]:
+    return {"split_w": 2 * components * own.filter_values, "w_exponents": 4 * own.all_filters}
 
 
 def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -67,7 +71,7 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
     source, _, target = problem.operands
     image_bytes = 2 * components * own.area * own.input_channels
     images = max(1, min(problem.batch, SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))
-    tile = WideTile.of(False, components, own, chip, own.most_images)  # one binary for every batch
+    tile = WideTile.of(components, own, chip, own.most_images)  # one binary for every batch
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:
@@ -80,7 +84,7 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
         )
 
     scratch = {
-        **tile.filter_buffers(own),
+        **_filter_buffers(components, own),
         "split_x": image_bytes * images,
         "ranges": 8 * range_blocks(own) * images,
         "x_scales": 8 * images,
@@ -95,7 +99,7 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
     source, _, target = problem.operands
     # Two words per image in the list of images to recompute.
     images = max(1, min(problem.batch, own.most_images, SCRATCH_BYTES // 8))
-    tile = WideTile.of(True, components, own, chip, own.most_images)
+    tile = WideTile.pointwise(components, own, chip)
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:
@@ -106,10 +110,8 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
             _recomputed(source, target, chip),
         )
 
-    scratch = {**tile.filter_buffers(own), "listed": 4 * (1 + 2 * images)}
-    return Plan(
-        tile.defines, images, steps, scratch=scratch, config=tile.config(own, producers=PRODUCERS, promotion_interval=1)
-    )
+    scratch = {**_filter_buffers(components, own), "listed": 4 * (1 + 2 * images)}
+    return Plan(tile.defines, images, steps, scratch=scratch, config=tile.config(own, promotion_interval=1))
 
 
 def bound(components: int, problem: ConvProblem) -> float:

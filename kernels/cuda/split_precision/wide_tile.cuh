@@ -8,9 +8,10 @@
 // width, output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1
 // for a data gradient; padded_channels, those of a group, rounded up to TMA's multiple of eight, in the split filters
 // and images. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); promotion_interval, stages between two accumulator promotions, 0 for none; consumers, the consumer
-// warpgroups, which share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block
-// keeps the filters of its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale.
+// (fp16x1); promotion_interval, stages between two accumulator promotions, 0 for none; producers and consumers, in
+// warpgroups: consumers share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block
+// keeps the filters of its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale;
+// reduction_outermost, whether rows of shared memory hold channels or filters of one pixel, over which the sums go.
 // Of split_form.cu: buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they
 // are added.
 
@@ -20,22 +21,19 @@ constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (lon
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
+constexpr int THREADS = 128 * (Config::producers + Config::consumers);
 constexpr int CONSUMERS_PER_TILE = Config::ping_pong ? 1 : Config::consumers;
-// Consumers share the pixels of a tile in blocks of 64, or, where these are no multiple of their number, the filters.
-constexpr int FILTER_SHARES = Config::tile_pixels / 64 % CONSUMERS_PER_TILE ? CONSUMERS_PER_TILE : 1;
-constexpr int M_BLOCKS = Config::tile_pixels / 64 / (CONSUMERS_PER_TILE / FILTER_SHARES);  // a consumer's: one wgmma each
-constexpr int OWN_FILTERS = Config::tile_filters / FILTER_SHARES;            // a consumer's
-// From one consumer's share of a tile to the next one's.
-constexpr int SHARE_PIXELS = Config::ping_pong || FILTER_SHARES > 1 ? 0 : 64 * M_BLOCKS;
-constexpr int SHARE_FILTERS = FILTER_SHARES > 1 ? OWN_FILTERS : 0;
-constexpr int BLOCK_SUMS = OWN_FILTERS / 2, SUMS = M_BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
+constexpr int M_BLOCKS = Config::tile_pixels / 64 / CONSUMERS_PER_TILE;  // a consumer's: 64 pixels, one wgmma each
+constexpr int SHARE_PIXELS = Config::ping_pong ? 0 : 64 * M_BLOCKS;      // from one consumer's share to the next one's
+constexpr int BLOCK_SUMS = Config::tile_filters / 2, SUMS = M_BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
 constexpr bool PROMOTES = Config::promotion_interval > 0;
 constexpr int K_TILES = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // a stage holds one
 constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
 constexpr int RESIDENT_BYTES = Config::resident ? K_TILES * COMPONENTS * FILTER_BYTES : 0;
 static_assert(Config::stages >= 2, "a consumer waits for the next stage before it releases one");
-static_assert(OWN_FILTERS % 32 == 0, "an epilogue stores 32 filters at a time");
+static_assert(Config::tile_pixels % (64 * CONSUMERS_PER_TILE) == 0, "consumers share the pixels of a tile");
+static_assert(Config::tile_filters % 32 == 0, "an epilogue stores 32 filters at a time");
 static_assert(!Config::ping_pong || Config::consumers <= 4, "Pipeline has four barriers for turns");
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
@@ -100,9 +98,10 @@ __device__ __forceinline__ bool filters_unsplittable(const int *exponents) {
 __device__ __forceinline__ int swizzled(int offset, int row) { return offset ^ (offset >> 3 & (row - 16)); }
 
 // The descriptor of a matrix whose rows of ROW_BYTES are swizzled over their own width, eight rows 8 ROW_BYTES apart.
+// reduction_outermost: 64 such rows, then the next 64 columns.
 __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
     constexpr Descriptor SWIZZLE = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
-    return matrix_descriptor(address, 16, 8 * ROW_BYTES) | SWIZZLE << 62;
+    return matrix_descriptor(address, Config::reduction_outermost ? 64 * ROW_BYTES : 16, 8 * ROW_BYTES) | SWIZZLE << 62;
 }
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
@@ -154,7 +153,7 @@ struct Tile {
     // A consumer's share.
     __device__ __forceinline__ Tile of(int consumer) const {
         Tile own = *this;
-        own.pixel += consumer * SHARE_PIXELS, own.filter += consumer * SHARE_FILTERS;
+        own.pixel += consumer * SHARE_PIXELS;
         return own;
     }
 };
@@ -188,15 +187,17 @@ struct Accumulators {
 // the sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer, bool overwrite = K_TILES == 1) {
+    constexpr int K_STEP = Config::reduction_outermost ? 16 * ROW_BYTES : 32;  // bytes of 16 products
     const unsigned first_pixel = shared_address(pipeline.pixels(stage)) + consumer * (SHARE_PIXELS * ROW_BYTES);
-    const unsigned first_filter = shared_address(pipeline.filters(stage, step)) + consumer * (SHARE_FILTERS * ROW_BYTES);
-    const Descriptor pixels = row_descriptor(first_pixel), filters = row_descriptor(first_filter);
+    const Descriptor pixels = row_descriptor(first_pixel);
+    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)));
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < Config::stage_channels / 16; k++) {  // 32 bytes per k-step
+    for (int k = 0; k < Config::stage_channels / 16; k++) {
 #pragma unroll
         for (int block = 0; block < M_BLOCKS; block++) {
-            const Descriptor a = pixels + 2 * k + block * (64 * ROW_BYTES >> 4), b = filters + 2 * k;
+            const Descriptor b = filters + k * (K_STEP >> 4);
+            const Descriptor a = pixels + k * (K_STEP >> 4) + block * (64 * ROW_BYTES >> 4);
             float *const high = sums.high + block * BLOCK_SUMS;
             if (overwrite && k == 0) WGMMA_HIGH_OVERWRITE(high, a, b);
             else WGMMA_HIGH(high, a, b);
@@ -269,7 +270,7 @@ struct FloatEpilogue {
                 exponent[half] = x_scales && image < images ? x_scales[image].exponent : 0;
             }
 #pragma unroll
-            for (int chunk = 0; chunk < OWN_FILTERS / 32; chunk++) {
+            for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
                 named_barrier(1 + consumer, 128);
 #pragma unroll
                 for (int j = 0; j < 16; j++) {

@@ -149,28 +149,9 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
     }
 }
 
-// Issue and commit one stage's wgmmas; the caller waits. Both matrices have 64 columns per BLOCK_BYTES, and eight
-// pixels per 1024 bytes.
-__device__ __forceinline__ void multiply_pixels(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
-    constexpr Descriptor SWIZZLE = Descriptor(1) << 62;
-    const Descriptor units = matrix_descriptor(shared_address(pipeline.pixels(stage)) + consumer * BLOCK_BYTES,
-                                               BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
-    const Descriptor filters =
-        matrix_descriptor(shared_address(pipeline.filters(stage, 0)), BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < STAGE_PIXELS / 16; k++) {
-        const Descriptor a = units + k * (16 * ROW_BYTES >> 4), b = filters + k * (16 * ROW_BYTES >> 4);
-        WGMMA_TRANSPOSED(sums.high, a, b);
-        WGMMA_TRANSPOSED(sums.low, a, b + (FILTER_BYTES >> 4));
-        WGMMA_TRANSPOSED(sums.low, a + (PIXEL_BYTES >> 4), b);
-    }
-    wgmma_commit();
-}
-
 // partials: [block + tile][consumer's unit][channel][filter]. From one partial sum to the next in the sequence of stages,
 // the block, the tile or both grow, so no two of them have the same block + tile.
-extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     weight_gradient_tiles(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                           const __grid_constant__ TensorMap y_high, const __grid_constant__ TensorMap y_low,
                           float *__restrict__ partials, int images) {
@@ -185,7 +166,9 @@ extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
     }
     raise_registers<TILE_UNITS == 3 ? 160 : 240>();
     const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const auto multiply = [&](Accumulators &sums, int stage, int) { multiply_pixels(sums, pipeline, stage, consumer); };
+    const auto multiply = [&](Accumulators &sums, int stage, int step) {
+        multiply_stage(sums, pipeline, stage, step, consumer, false);
+    };
     int stage = 0, phase = 0;
     const long long end = shares.begin(blockIdx.x + 1);
     for (long long item = shares.begin(blockIdx.x); item < end;) {

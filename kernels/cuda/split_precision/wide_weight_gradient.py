@@ -19,14 +19,11 @@ from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan,
 
 from . import _wide_tiles, wide
 from ._convolution import Convolution
-from ._wgmma import wgmma_macro
 from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
 #: Channels or filters of a row of shared memory, and output pixels of a stage.
 _BLOCK = _PIXELS = 64
-#: Bytes that align the stages to the swizzle; the most pipeline stages.
-_OTHERS, _MOST_STAGES = 1024, 8
 #: Units and filters of a tile. Three consumer warpgroups have registers for 64 filters each.
 _TILES = ((1, 64), (1, 128), (2, 64), (2, 128), (3, 64))
 #: Per multiprocessor and cycle: fp16 multiply-adds, and bytes from L2.
@@ -73,8 +70,7 @@ def _partial_bytes(own: Convolution, blocks: int) -> int:
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
     units, filters = _sizes(own)
-    tile = WideTile(2, filters, _BLOCK, 1, _BLOCK * units, units)
-    stages = min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(False))
+    tile = WideTile(2, filters, _BLOCK, _BLOCK * units, units, reduction_outermost=True).filled(own, chip)
     blocks = chip.multiprocessors
     x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
     x_parts, y_parts = (max(1, min(_MOST_PARTS, _RANGE_BLOCKS // n)) for n in (own.channels, own.filters))
@@ -92,7 +88,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         x_low, y_low = 2 * math.prod(x_sizes), 2 * math.prod(y_sizes)
         maps = [TensorMap("split_x", x_sizes, (_BLOCK, _PIXELS), own.im2col, offset) for offset in (0, x_low)]
         maps += [TensorMap("split_y", y_sizes, (_BLOCK, 1, _PIXELS), offset=offset) for offset in (0, y_low)]
-        gemm_block, shared = (128 * (units + 1), 1, 1), _OTHERS + stages * tile.stage_bytes(False)
+        gemm_block, shared = (tile.threads, 1, 1), tile.shared_bytes(own)
         range_grid = (x_parts * own.channels + y_parts * own.filters, 1, 1)
         sum_grid = (ceil_div(own.channels * own.taps, 8), ceil_div(own.filters, 32), 1)
         sum_arguments = ("partials", "exponents", "x", "y", "w", "first", "images")
@@ -115,15 +111,10 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         f"{name}_vector": 4 if aligned >= 16 and area % 4 == 0 else 1
         for name, area in (("x", own.area), ("y", own.output_area))
     }
-    numbers = {"stages": stages, "blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
+    numbers = {"blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
     config = tile.config(own, low_stages=_LOW_STAGES, promotion_interval=PROMOTED_PRODUCTS // _PIXELS, **numbers)
-    defines: dict[str, int | str] = {
-        # Here it only leaves out recompute_images, an entry point of the shared sources.
-        "SPLIT_FORM": 1,
-        **tile.defines,
-        **wgmma_macro("WGMMA_TRANSPOSED", filters, shared=True, transposed=True),
-    }
-    return Plan(defines, images, steps, scratch=scratch, config=config)
+    # SPLIT_FORM only leaves out recompute_images, an entry point of the shared sources.
+    return Plan({"SPLIT_FORM": 1, **tile.defines}, images, steps, scratch=scratch, config=config)
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
