@@ -17,7 +17,7 @@ layers = random_layers([1], 100)
 def _rows_read(problem: ConvProblem, tile: register_blocked.RegisterBlockedTile, start: int) -> int:
     """Input rows from the first to the last that a block's strips read, counted one strip after another."""
     height, kernel = problem.output_height, problem.kernel
-    rows = [place // tile.strips_in_row for place in range(start, start + tile.strips)]
+    rows = [place // tile.strips_in_row(problem) for place in range(start, start + tile.strips)]
     read = [row // height * problem.height + row % height for row in rows]
     return max(read) + kernel - min(read)
 
@@ -39,16 +39,14 @@ def test_a_register_blocked_tile_fits_the_chip_and_its_rows_fit_the_tile(problem
     assert tile.shared_bytes(problem) <= chip.shared_bytes
     assert tile.threads <= 1024
     assert tile.threads % 32 == 0
-    assert tile.columns <= problem.output_width
+    strips_in_row = tile.strips_in_row(problem)
     for block in range(60):
-        start = block * tile.strips % (problem.output_height * tile.strips_in_row)
+        start = block * tile.strips % (problem.output_height * strips_in_row)
         assert _rows_read(problem, tile, start) <= tile.rows
-    read = tile.strips_in_row * tile.strip_pixels + problem.kernel - 1
-    assert read <= tile.row_pitch + tile.input_slack(problem.kernel)
+    read = strips_in_row * tile.strip_pixels + problem.kernel - 1
+    assert read <= tile.row_pitch + tile.input_slack(problem)
     assert tile.row_pitch % tile.input_vector == 0
-    assert tile.strips_in_row == 1 or tile.strip_pixels % tile.input_vector == 0, (
-        "a strip would begin at an unaligned float"
-    )
+    assert strips_in_row == 1 or tile.strip_pixels % tile.input_vector == 0, "a strip would begin at an unaligned float"
     assert tile.passes == 1 or tile.channels == problem.channels
 
 
@@ -71,13 +69,6 @@ def test_a_sliding_window_tile_lies_within_the_map_and_its_vectors_are_aligned(p
     assert 4 * max(tile.load_vector, tile.store_vector) <= aligned
 
 
-def test_rows_too_long_for_shared_memory_are_cut_into_columns():
-    problem = ConvProblem(1, 3, 23000, 23000, 5, 3)
-    tile = register_blocked.best_tile(problem, chip_of(50), 4)
-    assert tile is not None
-    assert tile.columns < problem.output_width
-
-
 def test_a_kernel_that_does_not_fit_is_refused_with_the_reason():
     problem = ConvProblem(1, 1, 150, 150, 1, 150)
     assert "shared memory" in register_blocked.KERNEL.not_supported_reasons(problem, chip_of(50))[0]
@@ -87,5 +78,5 @@ def test_a_kernel_that_does_not_fit_is_refused_with_the_reason():
 @pytest.mark.parametrize("problem", COURSE, ids=str)
 def test_most_of_a_course_layers_multiply_adds_are_wanted(problem):
     tile = register_blocked.best_tile(problem.with_batch(1), chip_of(90), 16)
-    done = tile.strips_in_row * tile.strip_pixels * ceil_div(problem.filters, tile.filters) * tile.filters
+    done = tile.strips_in_row(problem) * tile.strip_pixels * ceil_div(problem.filters, tile.filters) * tile.filters
     assert problem.output_width * problem.filters / done > 0.9

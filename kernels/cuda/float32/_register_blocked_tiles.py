@@ -45,7 +45,6 @@ class RegisterBlockedTile:
 
     strip_pixels: int  # outputs of a row per thread
     filters: int  # of a thread
-    columns: int  # output columns of a column tile
     filter_groups: int  # groups of filters, computed side by side by the warps of a block
     passes: int  # groups per warp, one after another
     strips: int  # of a block
@@ -63,29 +62,28 @@ class RegisterBlockedTile:
         """Threads of a block."""
         return self.strips * self.filter_groups
 
-    @property
-    def strips_in_row(self) -> int:
-        """Strips in a row of a column tile."""
-        return ceil_div(self.columns, self.strip_pixels)
+    def strips_in_row(self, problem: ConvProblem) -> int:
+        """Return the strips in a row."""
+        return ceil_div(problem.output_width, self.strip_pixels)
 
     def exact(self, problem: ConvProblem) -> bool:
-        """Whether a row of y is a whole number of strips."""
-        return self.columns == problem.output_width and self.columns % self.strip_pixels == 0
+        """Return whether a row of y is a whole number of strips."""
+        return problem.output_width % self.strip_pixels == 0
 
     def constant_bytes(self, problem: ConvProblem) -> int:
         """Return the constant memory of all weights."""
         groups = round_up(ceil_div(problem.filters, self.filters), self.filter_groups * self.passes)
         return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
 
-    def input_slack(self, kernel: int) -> int:
+    def input_slack(self, problem: ConvProblem) -> int:
         """Return how many floats the last strip of the last row may read beyond it."""
-        read = round_up(self.strip_pixels + kernel - 1, self.input_vector)
-        return max(0, (self.strips_in_row - 1) * self.strip_pixels + read - self.row_pitch)
+        read = round_up(self.strip_pixels + problem.kernel - 1, self.input_vector)
+        return max(0, (self.strips_in_row(problem) - 1) * self.strip_pixels + read - self.row_pitch)
 
     def shared_bytes(self, problem: ConvProblem) -> int:
         """Return the shared memory of a block: input rows, weights, and the sums that the epilogue stages."""
         k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
-        x = round_up(self.channels * self.rows * self.row_pitch + self.input_slack(k), 4)
+        x = round_up(self.channels * self.rows * self.row_pitch + self.input_slack(problem), 4)
         groups = 0 if self.uniform else self.passes * self.filter_groups
         weights = groups * self.channels * k * round_up(k * self.filters, 4)
         sums = self.threads * self.strip_pixels
@@ -106,19 +104,15 @@ class _ThreadTile(NamedTuple):
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = False) -> RegisterBlockedTile | None:
     """Return the tile of the least cost; None if none fits the chip's shared or constant memory."""
-    width = problem.output_width
-    for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
-        copied = _copy_vector(problem, columns, aligned)
-        thread_tiles = sorted(_thread_tiles(problem, columns, copied, uniform))[:_TRIED]
-        found = [each for tile in thread_tiles for each in _block_tiles(problem, tile, columns, chip, copied)]
-        if found:
-            return min(found, key=lambda pair: pair[0])[1]
-    return None
+    copied = next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0)
+    thread_tiles = sorted(_thread_tiles(problem, copied, uniform))[:_TRIED]
+    found = [each for tile in thread_tiles for each in _block_tiles(problem, tile, chip, copied)]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _thread_tiles(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> Iterator[_ThreadTile]:
-    """Yield the thread tiles for column tiles of that width."""
-    k, width = problem.kernel, min(problem.width, columns + problem.kernel - 1)
+def _thread_tiles(problem: ConvProblem, copied: int, uniform: bool) -> Iterator[_ThreadTile]:
+    """Yield the thread tiles for copies of ``copied`` floats."""
+    k, columns = problem.kernel, problem.output_width
     even = {ceil_div(columns, n) for n in range(1, columns + 1)}
     even = {p for p in even if columns < 64 or p >= LONG_STRIP}
     for pixels in sorted(p for p in even | {4, 6, 8, 10, 12, 20} if p <= min(_MOST_PIXELS, columns)):
@@ -128,7 +122,7 @@ def _thread_tiles(problem: ConvProblem, columns: int, copied: int, uniform: bool
                 continue
             if uniform and not _fits_constant_cache(problem, pixels, filters):
                 continue
-            pitch = _row_pitch(round_up(width, copied), strips, pixels, max(vector, copied))
+            pitch = _row_pitch(round_up(problem.width, copied), strips, pixels, max(vector, copied))
             cycles = _read_cycles(pitch, strips, pixels, vector)
             waste = strips * pixels / columns * round_up(problem.filters, filters) / problem.filters
             cost = waste * _loop_cycles(problem, pixels, filters, vector, cycles, uniform) / (k * pixels * filters)
@@ -136,12 +130,12 @@ def _thread_tiles(problem: ConvProblem, columns: int, copied: int, uniform: bool
 
 
 def _block_tiles(
-    problem: ConvProblem, thread: _ThreadTile, columns: int, chip: Chip, copied: int
+    problem: ConvProblem, thread: _ThreadTile, chip: Chip, copied: int
 ) -> Iterator[tuple[float, RegisterBlockedTile]]:
     """Yield cost and tile of every block that fits the chip, for a thread's tile."""
     k, channels, uniform = problem.kernel, problem.channels, thread.uniform
     all_groups = ceil_div(problem.filters, thread.filters)
-    exact = columns == problem.output_width and columns % thread.pixels == 0
+    exact = problem.output_width % thread.pixels == 0
     # A multiprocessor has four schedulers, each with a quarter of the registers; a thread has them in steps of 8.
     per_thread = min(255, round_up(_registers(thread, k, exact, chip), 8))
     resident_warps = min(_MOST_WARPS, 4 * (REGISTERS // (4 * 32 * per_thread)))
@@ -150,7 +144,7 @@ def _block_tiles(
     groups_tried = sorted({min(all_groups, g) for g in _GROUPS})
     keeps = (True,) if uniform else (True, False)
     for warps in _WARPS:
-        rows = _rows(problem, ceil_div(columns, thread.pixels), 32 * warps)
+        rows = _rows(problem, ceil_div(problem.output_width, thread.pixels), 32 * warps)
         for chunk, groups, keep in product(chunks, groups_tried, keeps):
             if warps * groups > min(_MOST_BLOCK_WARPS, resident_warps):
                 continue
@@ -158,7 +152,6 @@ def _block_tiles(
                 tile = RegisterBlockedTile(
                     strip_pixels=thread.pixels,
                     filters=thread.filters,
-                    columns=columns,
                     filter_groups=groups,
                     passes=passes,
                     strips=32 * warps,
@@ -217,12 +210,6 @@ def _row_pitch(width: int, strips: int, pixels: int, vector: int) -> int:
     first = round_up(width, vector)
     options = range(first, first + 33, vector)
     return min(options, key=lambda s: (_read_cycles(s, strips, pixels, vector) * (1 + (s - first) / 100), s))
-
-
-def _copy_vector(problem: ConvProblem, columns: int, aligned: int) -> int:
-    """Return the floats of one copy from global to shared memory."""
-    whole = columns == problem.output_width
-    return next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0 and (whole or columns % v == 0))
 
 
 def _fits_constant_cache(problem: ConvProblem, pixels: int, filters: int) -> bool:

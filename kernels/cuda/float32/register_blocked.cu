@@ -4,9 +4,8 @@
 //     x row   [ . . . STRIP + K - 1 inputs . . . ]     read once per filter row, for K taps
 //     y row     [ . . .  STRIP sums  . . . ]           x FILTERS:   sum[f][j] += x[j + q] * w[f][q]
 //
-// The strips of all images follow one another: STRIPS_IN_ROW per row, OH rows per image. (A row too long for shared
-// memory is divided into ROW_PARTS parts of COLUMNS columns.) A block computes STRIPS neighbouring strips, which may
-// begin and end within an image, for FILTER_GROUPS * PASSES groups of FILTERS filters:
+// The strips of all images follow one another: STRIPS_IN_ROW per row, OH rows per image. A block computes STRIPS
+// neighbouring strips, which may begin and end within an image, for FILTER_GROUPS * PASSES groups of FILTERS filters:
 //
 //                    32 strips   32 strips
 //     group 0        warp 0      warp 1        The lanes of a warp have different strips and the same filters, so a
@@ -37,11 +36,9 @@
 
 constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, FILTER_GROUPS = Config::filter_groups;
 constexpr int PASSES = Config::passes, STRIPS = Config::strips, CHANNELS = Config::channels;
-constexpr int COLUMNS = Config::columns, ROW_PITCH = Config::row_pitch;
+constexpr int ROW_PITCH = Config::row_pitch;
 constexpr int WARPS_PER_GROUP = STRIPS / 32, THREADS = 32 * WARPS_PER_GROUP * FILTER_GROUPS;
-constexpr int STRIPS_IN_ROW = (COLUMNS + STRIP - 1) / STRIP;  // of a part of a row
-constexpr int STRIPS_IN_IMAGE = OH * STRIPS_IN_ROW;           // of a part of a row
-constexpr int ROW_PARTS = (OW + COLUMNS - 1) / COLUMNS;
+constexpr int STRIPS_IN_ROW = (OW + STRIP - 1) / STRIP, STRIPS_IN_IMAGE = OH * STRIPS_IN_ROW;
 constexpr int BLOCK_FILTERS = FILTERS * FILTER_GROUPS * PASSES, FILTER_BLOCKS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
 constexpr int CHUNKS = (C + CHANNELS - 1) / CHANNELS;         // of channels
 constexpr int UNROLLED_COPIES = CHUNKS == 1 && C <= 8 ? C : 4;
@@ -53,23 +50,22 @@ constexpr int CHUNK_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3
 constexpr int CHUNK_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * K * WEIGHT_FLOATS;
 constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
 constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
-constexpr bool WHOLE_ROWS = OW % STRIP == 0 && ROW_PARTS == 1;    // strips cover their rows exactly
-constexpr bool KEEP_ADDRESSES = ROW_PARTS == 1 && STORES <= 8;    // there are registers for the stores' addresses
+constexpr bool WHOLE_ROWS = OW % STRIP == 0;                  // strips cover their rows exactly
+constexpr bool KEEP_ADDRESSES = STORES <= 8;                  // there are registers for the stores' addresses
 
-// A block's strips: `count` of them from strip `first` of the image on, in the column tile that begins at `column`.
+// A block's strips: `count` of them from strip `first` of the image on.
 struct BlockStrips {
-    int image, first, count, column;
+    int image, first, count;
 };
 
-// A strip's row, counted through the images from the block's first one on, and its first column in the column tile.
+// A strip's row, counted through the images from the block's first one on, and its first column.
 struct StripPosition {
     int row, column;
 };
 
 __device__ __forceinline__ BlockStrips strips_of(unsigned item, int images) {
-    const unsigned block = item / ROW_PARTS, start = block * STRIPS;
+    const unsigned start = item * STRIPS;
     BlockStrips s;
-    s.column = (item - block * ROW_PARTS) * COLUMNS;
     s.image = start / STRIPS_IN_IMAGE;
     s.first = start - s.image * STRIPS_IN_IMAGE;
     const unsigned left = images * unsigned(STRIPS_IN_IMAGE) - start;
@@ -83,12 +79,11 @@ __device__ __forceinline__ void load_rows(float *to, const float *x, const Block
     constexpr int VECTOR = Config::copy_vector;
     const int first_row = s.first / STRIPS_IN_ROW, last_row = (s.first + s.count - 1) / STRIPS_IN_ROW;
     const int rows = last_row / OH * H + last_row % OH + K - first_row;
-    const int width =
-        ROW_PARTS == 1 ? W / VECTOR : (min(COLUMNS + K - 1, W - s.column) + VECTOR - 1) / VECTOR;
-    const float *from = image_of(x, s.image, IMAGE) + index_t(first_channel) * (H * index_t(W)) + s.column;
+    constexpr int WIDTH = W / VECTOR;
+    const float *from = image_of(x, s.image, IMAGE) + index_t(first_channel) * (H * index_t(W));
     const int channels = CHUNKS == 1 ? C : min(CHANNELS, C - first_channel);
-    for (int e = threadIdx.x; e < rows * width; e += THREADS) {
-        const int row = e / width, column = (e - row * width) * VECTOR;
+    for (int e = threadIdx.x; e < rows * WIDTH; e += THREADS) {
+        const int row = e / WIDTH, column = (e - row * WIDTH) * VECTOR;
         const int x_row = first_row + row, image = x_row / H;
         const float *source = from + image * IMAGE + (x_row - image * H) * index_t(W) + column;
         float *target = to + row * ROW_PITCH + column;
@@ -135,7 +130,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     float *const weights = shared + CHUNK_INPUTS;  // [CHUNKS or 1][CHUNK_WEIGHTS]
     float *const all_staged = weights + (Config::keep_weights ? CHUNKS : 1) * CHUNK_WEIGHTS;  // [warp][OUTPUT_FLOATS]
 
-    const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS * ROW_PARTS;
+    const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_strip = warp % WARPS_PER_GROUP * 32;
 #if UNIFORM
@@ -230,12 +225,12 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
             const StripPosition position = position_of(s);
             const int first_filter = block_filter + group * FILTERS;
             float *const staged = all_staged + warp * OUTPUT_FLOATS;
-            // The pixels of the warp's strips, counted along the rows of the column tile: from `begin` up to `end`.
+            // The pixels of the warp's strips, counted along the rows: from `begin` up to `end`.
             const int strip0 = s.first + warp_strip, strip1 = min(strip0 + 31, s.first + s.count - 1);
-            const int begin = strip0 / STRIPS_IN_ROW * COLUMNS + strip0 % STRIPS_IN_ROW * STRIP;
+            const int begin = strip0 / STRIPS_IN_ROW * OW + strip0 % STRIPS_IN_ROW * STRIP;
             const int end = strip1 < strip0 ? begin
-                                            : strip1 / STRIPS_IN_ROW * COLUMNS +
-                                                  min(strip1 % STRIPS_IN_ROW * STRIP + STRIP, COLUMNS);
+                                            : strip1 / STRIPS_IN_ROW * OW +
+                                                  min(strip1 % STRIPS_IN_ROW * STRIP + STRIP, OW);
             const bool inside = warp_strip + lane < s.count;
             float *const out = image_of(y, first + s.image, OUTPUTS) + first_filter * PIXELS;
             // The lane's addresses in y. If a map has as many pixels as a warp, the warp's lie in two maps at most.
@@ -259,8 +254,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                 } else if (inside) {
 #pragma unroll
                     for (int j = 0; j < STRIP; j++)
-                        if (position.column + j < COLUMNS)
-                            staged[position.row * COLUMNS + position.column + j - begin] = sum[f][j];
+                        if (position.column + j < OW)
+                            staged[position.row * OW + position.column + j - begin] = sum[f][j];
                 }
                 __syncwarp();
                 if (KEEP_ADDRESSES) {
@@ -282,14 +277,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                     if (pixel >= end) continue;
                     float v[STORE];
                     read<STORE>(v, staged + (u * 32 + lane) * STORE);
-                    if (ROW_PARTS == 1) {
-                        const int b = pixel / (OH * OW);
-                        write_streaming<STORE>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
-                    } else {
-                        const int r = pixel / COLUMNS, b = r / OH, column = s.column + pixel - r * COLUMNS;
-                        if (column < OW)
-                            write_streaming<1>(out + f * PIXELS + b * OUTPUTS + (r - b * OH) * index_t(OW) + column, v);
-                    }
+                    const int b = pixel / (OH * OW);
+                    write_streaming<STORE>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
                 }
                 __syncwarp();
             }

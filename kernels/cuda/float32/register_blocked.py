@@ -38,13 +38,12 @@ _SHARES, _SHARES_UNIFORM, _MANY_ITEMS = 4, 8, 8
 
 def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     """Return the plan for one tile."""
-    column_tiles = ceil_div(problem.output_width, tile.columns)
-    strips_in_image = problem.output_height * tile.strips_in_row
+    strips_in_image = problem.output_height * tile.strips_in_row(problem)
     filter_blocks = ceil_div(problem.filters, tile.filters * tile.filter_groups * tile.passes)
     resident_blocks = max(1, chip.multiprocessors * tile.blocks // filter_blocks)
 
     def steps(images: int) -> tuple[Launch, ...]:
-        items = ceil_div(images * strips_in_image, tile.strips) * column_tiles
+        items = ceil_div(images * strips_in_image, tile.strips)
         shares = 1 if items < _MANY_ITEMS * resident_blocks else _SHARES_UNIFORM if tile.uniform else _SHARES
         grid = (min(items, shares * resident_blocks) * filter_blocks, 1, 1)
         arguments, shared = ("x", "w", "y", "first", "images"), tile.shared_bytes(problem)
@@ -64,10 +63,10 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
     config = {name: value for name, value in asdict(tile).items() if name != "uniform"}
     whole_vectors = problem.output_height * problem.output_width % 4 == 0 and aligned == 16
     config |= {
-        "input_slack": tile.input_slack(problem.kernel),
+        "input_slack": tile.input_slack(problem),
         "store_vector": 4 if tile.exact(problem) and whole_vectors else 1,
     }
-    images = images_per_launch(problem.batch, strips_in_image * column_tiles)
+    images = images_per_launch(problem.batch, strips_in_image)
     return Plan(defines, images, steps, setup, scratch=scratch, config=config)
 
 
