@@ -88,6 +88,11 @@ class Batch:
         self.schedule.prepare(parameters)
         self._bound.clear()
 
+    def launch(self, parameters: dict[int, Any], given: dict[int, Any]) -> None:
+        """Launch everything once, or list it for ``compile_ahead``."""
+        self.prepare(parameters)
+        self.run(given, self.data[0])
+
     def first_runs(self, given: dict[int, Any]) -> None:
         """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
         self.run(given, self.data[0])

@@ -1,6 +1,7 @@
 """CUDA, LLVM, threads and memory: what kernels run on. It knows no kernel and no MXNet.
 
 cuda              the GPUs, compiling a kernel's text, launching it, streams
+compile_ahead     all programs of a network, compiled together
 nccl              sums and exchanges of arrays on several GPUs
 occupancy         blocks that fit on a multiprocessor at a time
 ptxas             what the compiler reports on kernels, in words

@@ -10,8 +10,10 @@ import ctypes
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -30,8 +32,9 @@ from .launch import (
     LibraryCall,
     Plan,
     Step,
-    TensorMap,
+    buffers_of,
     round_up,
+    with_numbers,
 )
 from .prepared_launch import Addresses, PreparedLaunch
 from .recent import Recent
@@ -167,20 +170,39 @@ class Module:
 
 
 _compile_lock = threading.Lock()
-#: Evicted modules are unloaded once no prepared launch uses them.
-_modules: Recent[tuple[str, tuple[str, ...], int], Module] = Recent(512)
+#: Modules that are compiled, or that a thread compiles. Evicted ones are unloaded once no prepared launch uses them.
+_modules: Recent[tuple[str, tuple[str, ...], int], Future[Module]] = Recent(512)
 _streams: dict[tuple[int, int], Any] = {}
 
 
 def compiled(program: Program, device: int) -> Module:
     """Return the program compiled for ``device``, the current one; the last 512 are kept."""
     key = (program.source, program.options, device)
+    own: Future[Module] = Future()
     with _compile_lock:
-        if key not in _modules:
+        known = _modules.get(key)
+        if known is None:
+            _modules[key] = own
+    if known is None:
+        try:
             module = cupy().RawModule(code=program.source, options=_OPTIONS + program.options)
             module.compile()
-            _modules[key] = Module(module)
-        return _modules[key]
+            own.set_result(Module(module))
+        except BaseException as error:
+            _modules.pop(key, None)  # the next call tries again
+            own.set_exception(error)
+    return (known or own).result()
+
+
+#: The list to which a thread adds its programs instead of launching them: see ``compile_ahead``.
+listed: ContextVar[list[Program] | None] = ContextVar("listed", default=None)
+
+
+def _is_listed(program: Program) -> bool:
+    programs = listed.get()
+    if programs is not None:
+        programs.append(program)
+    return programs is not None
 
 
 def wait(name: str, stream: Any) -> None:
@@ -200,12 +222,12 @@ class _PreparedPlan:
         steps_by_images = {images: plan.steps(images) for images in {images for _, images in ranges}}
         steps = [
             [
-                _numbered(step, {"first": np.int64(first), "images": np.int32(images)})
+                with_numbers(step, {"first": np.int64(first), "images": np.int32(images)})
                 for step in steps_by_images[images]
             ]
             for first, images in ranges
         ]
-        used = [_named(step) for step in (*plan.setup, *(step for some in steps for step in some))]
+        used = [buffers_of(step) for step in (*plan.setup, *(step for some in steps for step in some))]
         self.addresses = Addresses(dict.fromkeys(name for names in used for name in names))
         self.setup = tuple(map(self._prepared, plan.setup))
         self.ranges = [tuple(map(self._prepared, some)) for some in steps]
@@ -235,21 +257,6 @@ class _PreparedPlan:
             else:
                 target, source = self.module.symbol(step.symbol), self.addresses[step.source]
                 cupy().cuda.runtime.memcpyAsync(target, source, step.bytes, _DEVICE_TO_DEVICE, stream.ptr)
-
-
-def _numbered(step: Step, numbers: Mapping[str, Any]) -> Step:
-    if not isinstance(step, Launch):
-        return step
-    return replace(step, args=tuple(numbers.get(a, a) if isinstance(a, str) else a for a in step.args))
-
-
-def _named(step: Step) -> tuple[str, ...]:
-    """Return the names of the buffers that a step uses."""
-    if isinstance(step, CopyToConstant):
-        return (step.source,)
-    if isinstance(step, LibraryCall):
-        return step.buffers
-    return tuple(a.buffer if isinstance(a, TensorMap) else a for a in step.args if isinstance(a, (str, TensorMap)))
 
 
 def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: int, stream: Any) -> None:
@@ -295,6 +302,8 @@ def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any
     or launching fails; ``wait`` reports what fails later, on the device.
     """
     device = next(iter(arrays.values())).device
+    if _is_listed(program):
+        return
     with device, reported(program.name):
         main = cupy().cuda.get_current_stream() if stream is None else stream
         enqueue(program, batch, {key: array.data.ptr for key, array in arrays.items()}, device.id, main)
@@ -314,6 +323,8 @@ def prepared_launch(program: Program, batch: int, arrays: Mapping[str, Any], scr
     ``plan.scratch_bytes`` bytes, is given.
     """
     plan, device = program.plan, arrays["x"].device
+    if _is_listed(program):
+        return lambda: None
     if not plan.repeatable or (plan.scratch and scratch is None):
         return lambda: execute(program, batch, arrays, None)
     with device, reported(program.name):

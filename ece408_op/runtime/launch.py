@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Union
 
 import numpy as np
@@ -254,3 +254,19 @@ def grid_reasons(blocks_per_image: int) -> list[str]:
     if blocks_per_image <= GRID_X:
         return []
     return [f"blocks for one image: at most {GRID_X}, got {blocks_per_image}"]
+
+
+def with_numbers(step: Step, numbers: Mapping[str, Any]) -> Step:
+    """Return the step with numbers in place of its arguments of these names."""
+    if not isinstance(step, Launch):
+        return step
+    return replace(step, args=tuple(numbers.get(a, a) if isinstance(a, str) else a for a in step.args))
+
+
+def buffers_of(step: Step) -> tuple[str, ...]:
+    """Return the names of the buffers that a step uses."""
+    if isinstance(step, CopyToConstant):
+        return (step.source,)
+    if isinstance(step, LibraryCall):
+        return step.buffers
+    return tuple(a.buffer if isinstance(a, TensorMap) else a for a in step.args if isinstance(a, (str, TensorMap)))
