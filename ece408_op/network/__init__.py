@@ -14,8 +14,8 @@ float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has
 graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpus`` divides a batch among GPUs.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
-little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by the passes of
-``_training_passes``; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies
+little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by passes of our
+own; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies
 and the computation of each pass and update, ``_graph_cache`` the passes as CUDA graphs, ``_data_parallel`` the threads
 of a pass on several GPUs, ``_gpu_update`` the update of parameters by the rules of ``_updates``, and
 ``_parameter_cache`` the parameters that stay on a GPU.

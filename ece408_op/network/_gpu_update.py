@@ -21,7 +21,7 @@ from ece408_op.runtime.copy_pipeline import OUTPUT
 from ece408_op.runtime.pinned import Pinned, using
 from ece408_op.runtime.recent import Recent
 
-from . import _training_passes
+from . import _updates
 from ._definition import Shape
 from ._packing import packing_of
 from ._parameter_cache import ParameterCache, Updated, WriteCount
@@ -181,7 +181,7 @@ def update(rule: Sgd | Adam, operands: Sequence[Operand]) -> None:
                 Update(parameter, gradient, operands[n].state.on(gpu), operands[n].rate, operands[n].decay)
                 for parameter, gradient, n in zip(found.arrays, both[1::2], mine)
             ]
-            _training_passes.update(rule, updates)
+            _updates.update(rule, updates)
             return packed, found
 
         host = (array for n in mine for array in operands[n].host[:2])

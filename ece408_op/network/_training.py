@@ -100,7 +100,7 @@ def forward(
         if node.operator.view_in_training:
             values[number] = values[node.inputs[0].node].reshape(shapes[number])
             continue
-        values[number] = operators.arrays.xp.empty(shapes[number], np.float32)
+        values[number] = operators.xp.empty(shapes[number], np.float32)
         saved[number] = operators.train(node, inputs, values[number], seed + number)
         new = node.operator.new_states(Trained(inputs, values[number], saved[number]))
         states.update({node.inputs[position].node: value for position, value in new.items()})
@@ -119,7 +119,7 @@ def backward(
 
     labels: the variables that the forward pass does not read. gradients: to the outputs, by their positions.
     """
-    xp, values = operators.arrays.xp, {**before.values, **labels}
+    xp, values = operators.xp, {**before.values, **labels}
     found: dict[int, Any] = {}
     for position, gradient in gradients.items():
         _add(found, network.outputs[position], gradient)

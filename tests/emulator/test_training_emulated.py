@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import numpy_operators
 import pytest
@@ -10,7 +12,7 @@ from plan_runs import launch_all, races, run_plan
 from ece408_op.core.kernel import EPS32
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.network import _passes as network_passes
-from ece408_op.network import _training_passes as passes
+from ece408_op.network import _training_gpu as passes
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation
 from ece408_op.network._layers import BatchNorm
@@ -75,11 +77,14 @@ def test_a_biass_gradient_is_right(problem, programs):
     assert (abs(got - exact) <= (pixels // 256 + 3) * EPS32 * scale).all()
 
 
-class EmulatedArrays(passes.TrainingArrays):
+class EmulatedOperators(passes.GpuOperators):
     xp = np
 
     def vector(self, inner, *arrays):
         return 4 if inner % 4 == 0 else 1
+
+
+EMULATED = EmulatedOperators(SimpleNamespace(device=0))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
     node = Node("BatchNorm", "norm", operator=norm, epilogue="relu" if relu else None)
     x, dy, *vectors, variance = random(shape, shape, *[(shape[axis],)] * 4)
     inputs, outs, found = (x, *vectors, np.abs(variance)), [], []
-    for arrays in (None, EmulatedArrays(0)):
+    for arrays in (None, EMULATED):
         outs.append(np.full(shape, np.nan, "f"))
         if arrays is None:
             saved = numpy_operators.train(node, inputs, outs[-1])
@@ -166,9 +171,9 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkey
     totals = np.zeros((2, 7))
     for part, mine in enumerate(shares):
         rank, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
-        inputs, arrays = (x[mine], *vectors), EmulatedArrays(0)
-        saved = arrays.batch_norm(norm, relu, inputs, out, rank)
-        to_data, *others = arrays.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True, rank)
+        inputs, operators = (x[mine], *vectors), EMULATED.of(rank)
+        saved = operators.batch_norm(norm, relu, inputs, out)
+        to_data, *others = operators.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True)
         # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
         scale = np.abs(gamma * inverse).max()
         assert np.abs(out - (np.maximum(y, 0) if relu else y)[mine]).max() <= 4 * EPS32 * scale * np.abs(x).max()

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import numpy_operators
 
-from ece408_op.network import _dense, _training_passes, engine, trainer
+from ece408_op.network import _dense, _updates, engine, trainer
 from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Arithmetic
@@ -282,7 +282,7 @@ class Operators(trainer.GpuOperators):
                 super().train(node, inputs, out, seed)
             if not self._exchanges(node):
                 return numpy_operators.train(node, inputs, out, seed)
-            x, mine = self._of_batch(inputs[0])
+            x, mine = self._whole_batch(inputs[0])
             whole = np.empty(x.shape, np.float32)
             saved = numpy_operators.train(node, [x, *inputs[1:]], whole)
             out[...] = whole[mine]
@@ -294,21 +294,21 @@ class Operators(trainer.GpuOperators):
                 super().gradients(node, given, gradient, wanted)
             if not (self._exchanges(node) and wanted[0]):
                 return numpy_operators.gradients(node, given, gradient, wanted)
-            (x, _), (y, _), (dy, mine) = map(self._of_batch, (given.inputs[0], given.out, gradient))
+            (x, _), (y, _), (dy, mine) = map(self._whole_batch, (given.inputs[0], given.out, gradient))
             given = Trained([x, *given.inputs[1:]], y, given.saved)
             to_data, *others = numpy_operators.gradients(node, given, dy, wanted)
-            if self._rank.number:
+            if self.rank.number:
                 others = [None if one is None else np.zeros_like(one) for one in others]
             return [to_data[mine], *others]
 
     def _exchanges(self, node):
-        return self._rank and isinstance(node.operator, BatchNorm) and not node.operator.use_global_stats
+        return self.rank and isinstance(node.operator, BatchNorm) and not node.operator.use_global_stats
 
-    def _of_batch(self, array):
+    def _whole_batch(self, array):
         """Return the whole batch's array, and the images of this GPU's share."""
-        group, whole = self._rank.group, []
-        group.meet(self._rank.number, (array, whole), _concatenate)
-        return whole[0].view(Array), group.shares[self._rank.number]
+        group, whole = self.rank.group, []
+        group.meet(self.rank.number, (array, whole), _concatenate)
+        return whole[0].view(Array), group.shares[self.rank.number]
 
 
 def _concatenate(items):
@@ -318,7 +318,7 @@ def _concatenate(items):
         found.append(whole)
 
 
-def updated(rule, updates, launch=_training_passes.update):
+def updated(rule, updates, launch=_updates.update):
     launch(rule, updates)
     for one in updates:
         numpy_operators.update(rule, one)
@@ -375,7 +375,7 @@ def installed():
         stack.enter_context(mock.patch.object(Rank, "launch", launched))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
-        stack.enter_context(mock.patch.object(_training_passes, "update", updated))
+        stack.enter_context(mock.patch.object(_updates, "update", updated))
         stack.enter_context(mock.patch.dict(sys.modules, modules))
         libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
         stack.enter_context(mock.patch.object(_dense, "ctypes", libraries))

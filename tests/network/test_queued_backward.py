@@ -27,11 +27,11 @@ def repeat_on_numpy(monkeypatch):
     last, forward, backward = {}, _training.forward, _training.backward
 
     def noted(network, operators, *args):
-        last[id(operators.arrays)] = forward(network, operators, *args)
-        return last[id(operators.arrays)]
+        last[id(operators.chooser)] = forward(network, operators, *args)
+        return last[id(operators.chooser)]
 
     def backward_of_last(network, operators, _, *args):
-        return backward(network, operators, last[id(operators.arrays)], *args)
+        return backward(network, operators, last[id(operators.chooser)], *args)
 
     never_used = property(lambda self: lambda: None, lambda self, user: None)
     monkeypatch.setattr(_graph_cache.Graphs, "user", never_used, raising=False)
