@@ -359,6 +359,9 @@ def queue_backward(
     for target, array in zip(graph.inputs, graph.pinned):
         target.set(array)
     _, gradients = graph.launch(rank)
+    if rank.group.communicator:
+        # Nobody may wait for this pass before another call needs one of its GPUs.
+        rank.group.communicator.watch(rank.gpu.stream.record())
     return QueuedBackward(kind, given, gradients)
 
 

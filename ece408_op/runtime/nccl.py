@@ -24,7 +24,8 @@ _NAME = "libnccl.so.2"
 _FLOAT, _DOUBLE, _SUM = 7, 8, 0
 #: Seconds between two questions whether the sums are complete, and CUDA's answer that they are not (cudaErrorNotReady).
 _POLL, _NOT_READY = 1e-4, 600
-#: The seconds that ``abort`` waits.
+#: Seconds between two questions of ``watch``, and those that ``abort`` waits.
+WATCH_SECONDS = 0.01
 ABORT_SECONDS = 1
 
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
@@ -80,6 +81,18 @@ class Communicator:
             ("ncclAllGather", row, array.data.ptr, count, _DOUBLE, rank, stream.ptr)
             for rank, array, row, stream in zip(self._ranks, arrays, _rows(arrays), streams)
         )
+
+    def watch(self, event: Any) -> None:
+        """Abort if the GPU fails before this event is reached: others would wait for it. Returns at once."""
+
+        def poll() -> None:
+            query = cuda.cupy().cuda.runtime.eventQuery
+            while not self.aborted and (state := query(event.ptr)):
+                if state != _NOT_READY:
+                    self.abort()
+                time.sleep(WATCH_SECONDS)
+
+        threading.Thread(target=poll, daemon=True).start()
 
     def abort(self) -> None:
         """End the ranks' kernels, which would wait for each other; ``communicator`` makes a new one.

@@ -136,37 +136,57 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_kernel_that_fails_on_one_gpu_ends_the_step(step):
     """Also where the other one waits for it in a CUDA graph. In a process of its own, which loses the GPU."""
-    found = printed("-c", _FAILING, str(step), first=[Path(__file__).parent])
+    found = printed("-c", _FAILING, "batch_norm", str(step), first=[Path(__file__).parent])
     # NCCL's call may be the first that fails, for both.
     assert found in [f"in a Custom operator: GPU {number}\n" for number in range(2)]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["auto"], indirect=True)
+def test_a_kernel_that_fails_in_a_queued_backward_pass_ends_what_waits_for_it():
+    """The next call of another network on the other GPU computes."""
+    assert printed("-c", _FAILING, "batch_norm_gradients", "3", first=[Path(__file__).parent]) == "[2.0, 2.0]\n"
+
+
 _FAILING = """
 import os, sys
-import cupy
+import cupy, ece408_op
 from test_training import bound, mx
 from test_training_gpus import normalized, odd, on_gpus
 from ece408_op.network._training_gpu import GpuOperators
 symbol = normalized()
 args, aux = odd(symbol, 6)
 executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
-trap = cupy.RawKernel('extern "C" __global__ void fail(int* on) { if (*on) asm("trap;"); }', "fail")
+# It fails after a while, when the forward pass's outputs are copied out.
+text = '''
+extern "C" __global__ void fail(int* on) {
+    for (int left = *on * 100000; left; left--) __nanosleep(2000);
+    if (*on) asm("trap;");
+}
+'''
+trap = cupy.RawKernel(text, "fail")
 with cupy.cuda.Device(1):
     on, one = cupy.zeros(1, cupy.int32), cupy.ones(1, cupy.int32)
     cupy.cuda.Device(1).synchronize()
-original = GpuOperators.batch_norm
+other = ece408_op.gpu_network(mx.sym.Variable("data") * 2, {})[0].bind(mx.cpu(), {"data": mx.nd.ones(2)})
+other.forward()[0].wait_to_read()
+original = getattr(GpuOperators, sys.argv[1])
 def failing(self, *given):
     found = original(self, *given)
     if self.rank.number == 1:
         trap((1,), (1,), (on,))
     return found
-GpuOperators.batch_norm = failing
+setattr(GpuOperators, sys.argv[1], failing)
 try:
-    for step in range(3):
-        if step == int(sys.argv[1]):
+    for step in range(4):
+        if step == int(sys.argv[2]):
             with cupy.cuda.Device(1):
                 on.set(one.get())
         executor.forward(is_train=True)
+        if step == 3:
+            executor.outputs[0].wait_to_read()
+            print(other.forward()[0].asnumpy().tolist(), flush=True)
+            break
         executor.backward()
         mx.nd.waitall()
 except Exception as error:

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,6 +188,27 @@ def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, fail
         communicator.reduce([[array(1, 2)]] * 2, [(0, array(3, 2))], streams(*both))
     assert waited == [failing, 0, 1]
     assert module.communicator((0, 1)) is not communicator
+
+
+@pytest.mark.parametrize("states", [[600, 600, 700], [600, 600, 0]], ids=["fails", "ends"])
+def test_a_gpu_that_fails_while_nobody_waits_aborts_the_communicator(fresh, monkeypatch, states):
+    module, left, ended = fresh(Library()), list(states), threading.Event()
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0)
+    communicator = module.communicator((0, 1))
+
+    def query(event):
+        state = left.pop(0)
+        ended.set() if not left else None
+        return state
+
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=query)))
+    query.eventQuery = query
+    communicator.watch(SimpleNamespace(ptr=5))
+    assert ended.wait(20)
+    deadline = time.monotonic() + 20
+    while states[-1] and not communicator.aborted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert communicator.aborted == bool(states[-1])
 
 
 @pytest.mark.gpu
