@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from network_case import mx, require_gpus, values
 from network_fake import Communicator
-from test_training import S, assert_close, bound, data, images, ndarrays, small
+from test_training import S, assert_close, bound, data, images, ndarrays, results, small, step
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
@@ -48,9 +48,8 @@ def test_several_outputs_and_labels_in_any_shape():
     found = []
     for one, labels in ((symbol, (5, 36)), (on_gpus(symbol, args, aux, [0, 1]), (180,))):
         found.append(bound(one, {**args, "softmax_label": args["softmax_label"].reshape(labels)}, aux))
-        found[-1].forward(is_train=True)
-        found[-1].backward([mx.nd.ones(head.shape), head])
-    assert_close(*({n: g for n, g in e.grad_dict.items() if g is not None} for e in reversed(found)))
+        step(found[-1], [mx.nd.ones(head.shape), head])
+    assert_close(*map(results, reversed(found)))
 
 
 def fitted(symbol, args, aux, rule, batches):
@@ -93,13 +92,6 @@ def odd(symbol, batch, seed=0):
     return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
 
 
-def results(executor, shared=True):
-    """Return what a step has computed, by name: MXNet's uses of one layer change its states in another order."""
-    found = {f"gradient to {n}": g for n, g in executor.grad_dict.items() if g is not None}
-    found |= {name: state for name, state in executor.aux_dict.items() if shared or not name.startswith("shared")}
-    return {**found, "outputs": executor.outputs[0]}
-
-
 #: Networks, their arrays, and requests of gradients.
 CASES = {
     "plain": (plain, images, ["write", "add", {"data": "null", "w": "null"}]),
@@ -121,12 +113,11 @@ def test_steps_are_those_of_one_gpu(case, which, numbers, batch, way, monkeypatc
     args, aux = arrays(symbol, batch)
     nodes = [on_gpus(symbol, args, aux, each) for each in (numbers, numbers[:1])]
     ours, one, theirs = executors = [bound(each, args, aux, requests[which]) for each in (*nodes, symbol)]
-    for step in range(4):
-        args, _ = arrays(symbol, batch, step)
+    for seed in range(4):
+        args, _ = arrays(symbol, batch, seed)
         for executor in executors:
             executor.copy_params_from(ndarrays(args))
-            executor.forward(is_train=True)
-            executor.backward()
+            step(executor)
         assert_close(results(ours), results(one))
         assert_close(results(ours, False), results(theirs, False))
     assert len(captured) == 2 * (min(batch, len(numbers)) + 1)
@@ -197,8 +188,7 @@ def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
     monkeypatch.setattr(nccl, "communicator", lambda numbers: Noted())
     args, aux = images(symbol)
     executor = bound(on_gpus(symbol, args, aux, [1, 0]), args, aux)
-    executor.forward(is_train=True)
-    executor.backward()
+    step(executor)
     mx.nd.waitall()
     assert (sums, taken) == ([[0, 1]], [])
 

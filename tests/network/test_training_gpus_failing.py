@@ -7,8 +7,8 @@ import pytest
 from network_case import mx, require_gpus
 from network_fake import OutOfMemoryError
 from process import printed
-from test_training import assert_close, bound, images, small
-from test_training_gpus import normalized, odd, on_gpus, results
+from test_training import assert_close, bound, images, results, small, step
+from test_training_gpus import normalized, odd, on_gpus
 
 from ece408_op.errors import DeviceError
 from ece408_op.network import trainer
@@ -46,14 +46,13 @@ def test_a_gpu_without_room_within_a_pass_has_all_compute_again(when, monkeypatc
     args, aux = odd(symbol, 5)
     ours, one = executors = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [0])]
     no_room = cuda.cupy().cuda.memory.OutOfMemoryError
-    for step in range(4):
+    for number in range(4):
         with monkeypatch.context() as patch:
-            failures = failing(patch, no_room() if no_room is OutOfMemoryError else no_room(1, 2), step == when)
+            failures = failing(patch, no_room() if no_room is OutOfMemoryError else no_room(1, 2), number == when)
             for executor in executors:
-                executor.forward(is_train=True)
-                executor.backward()
+                step(executor)
             assert_close(results(ours), results(one))
-            assert len(failures) == (step == when)
+            assert len(failures) == (number == when)
 
 
 def test_a_pass_that_one_gpu_cannot_capture_is_repeated_by_none(monkeypatch):
@@ -70,8 +69,7 @@ def test_a_pass_that_one_gpu_cannot_capture_is_repeated_by_none(monkeypatch):
     ours, theirs = executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
     for _ in range(4):
         for executor in executors:
-            executor.forward(is_train=True)
-            executor.backward()
+            step(executor)
         assert_close(results(ours, False), results(theirs, False))
     assert len(tried) == 2
 
@@ -91,8 +89,7 @@ def test_a_gpu_that_fails_within_a_pass_ends_the_step(monkeypatch):
             assert failures
         assert [array.asnumpy().tobytes() for array in ours.aux_dict.values()] == before
         for executor in executors:
-            executor.forward(is_train=True)
-            executor.backward()
+            step(executor)
         assert_close(results(ours, False), results(theirs, False))
 
 
@@ -101,8 +98,7 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
     symbol = small()
     args, aux = images(symbol)
     executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
-    executor.forward(is_train=True)
-    executor.backward()
+    step(executor)
     mx.nd.waitall()
 
     def contents():
@@ -126,8 +122,7 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
             executor.forward(is_train=True) if fails == "forward" else executor.backward()
             mx.nd.waitall()
     assert contents() == before
-    executor.forward(is_train=True)
-    executor.backward()
+    step(executor)
     assert np.isfinite(executor.grad_dict["first_weight"].asnumpy()).all()
 
 
