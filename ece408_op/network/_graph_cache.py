@@ -115,17 +115,19 @@ class GraphCache:
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
         """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
         again, self._last = self._last == shapes, shapes
-        if self._graphs and self._graphs.user() is not None:
-            return None
-        if again and not (self._graphs and self._graphs.shapes == shapes):
-            self._graphs = None
-            self._graphs = Graphs(shapes, gpus)
         graphs = self._graphs
+        if graphs and graphs.user() is not None:
+            return None
+        if again and not (graphs and graphs.shapes == shapes):
+            # The old ones' memory is free for the new ones.
+            self._graphs = graphs = None
+            self._graphs = graphs = Graphs(shapes, gpus)
         return graphs if graphs and graphs.shapes == shapes and not graphs.refused else None
 
     def clear(self) -> None:
-        """Free the memory, but not before its forward pass is gone."""
-        if not (self._graphs and self._graphs.refused):
+        """Free the memory, but not before its forward pass is gone; any thread may call it."""
+        graphs = self._graphs
+        if not (graphs and graphs.refused):
             self._graphs = self._last = None
 
 
