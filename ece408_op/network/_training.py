@@ -32,6 +32,8 @@ class Forward:
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
+    #: The backward pass that is queued behind it, if any: see ``trainer``.
+    queued: Any = None
 
 
 def check_gradients(network: Network, several: bool) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,19 +64,12 @@ class QueuedBackward(NamedTuple):
     gradients: _Gradients
 
 
-class _RankForward(NamedTuple):
-    """One rank's forward pass, and the backward pass that is queued behind it, if any."""
-
-    values: _training.Forward
-    queued: QueuedBackward | None
-
-
 @dataclass(frozen=True, eq=False)
 class Forward:
     """A forward pass: each GPU's place among the trainer's and its images, and its values, which ``graphs`` may own."""
 
     shares: Sequence[tuple[int, slice]]
-    ranks: Sequence[_RankForward]
+    ranks: Sequence[_training.Forward]
     graphs: Graphs | None
 
 
@@ -117,7 +110,7 @@ class Trainer:
         new = {number: np.empty_like(array) for number, array in states.items()} if len(parts) > 1 else states
         flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 
-        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _RankForward:
+        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.Forward:
             place, _ = parts[rank.number]
             inputs = [*map(rank.share_of, data), *parameters]
             # All GPUs compute the same new states.
@@ -132,11 +125,9 @@ class Trainer:
                 values = [*(found.values[value] for value in network.outputs), *changed]
                 return _packing(results).packed(values), found
 
-            def queue(found: _training.Forward) -> _RankForward:
-                if not graphs:
-                    return _RankForward(found, None)
+            def queue(found: _training.Forward) -> _training.Forward:
                 own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
-                return _RankForward(found, queue_backward(rank, graphs, kind, own_labels))
+                return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
 
             graph = _graph(graphs, rank, ("forward", tuple(states)), inputs)
             options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
@@ -286,8 +277,8 @@ class _Backward:
         def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _Gradients]:
             labels = dict(zip(self._network.labels, arrays))
             heads = dict(zip(self._gradients, arrays[len(labels) :]))
-            values, xp = self._before.ranks[rank.number].values, cuda.cupy()
-            known = _training.backward(self._network, operators, values, labels, heads, shapes)
+            before, xp = self._before.ranks[rank.number], cuda.cupy()
+            known = _training.backward(self._network, operators, before, labels, heads, shapes)
             gradients = {
                 number: xp.ascontiguousarray(known[number]) if number in known else xp.zeros(shape, np.float32)
                 for number, shape in shapes.items()
@@ -338,14 +329,14 @@ def _graph(
 
 
 def queue_backward(
-    rank: Rank, graphs: Graphs, kind: Hashable, labels: Callable[[], list[np.ndarray]]
+    rank: Rank, graphs: Graphs | None, kind: Hashable, labels: Callable[[], list[np.ndarray]]
 ) -> QueuedBackward | None:
     """Queue the backward pass of that kind, which the last step has repeated, for these labels, behind a forward pass.
 
-    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None for no kind,
-    or if that pass is not captured. The GPU and its stream are the current ones.
+    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None without graphs
+    or for no kind, or if that pass is not captured. The GPU and its stream are the current ones.
     """
-    if kind is None:
+    if graphs is None or kind is None:
         return None
     given = [array.copy() for array in labels()]
     packing = _packing(given)
