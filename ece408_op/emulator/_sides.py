@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ece408_op.runtime.source_text import mask
 
-from ._errors import CompileError, UnsupportedCodeError
+from ._errors import CompileError
 
 _CUDA = Path(__file__).parent / "cuda"
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
@@ -34,7 +34,6 @@ _LIBRARY = re.compile(
     r"|string|tuple|pair|function|cout|cerr|endl)\b"
     r"|(rand|srand|exit|puts|putchar|fprintf|sprintf|abort|time|usleep|sleep|getenv|omp_\w+|CHECK(?:_[A-Z]{2})?|LOG)\s*\()"
 )
-_ALLOCATES = re.compile(r"(?<![\w.>:])(malloc|calloc)\s*\(|\b(new)\s+[A-Za-z_]")
 #: What the compiler computes: a part of a constant, or the size of an array that is declared.
 _COMPUTED = re.compile(
     r"(?:\A|[;{}])\s*(?:[^;{}]*\bconstexpr\b[^;{}]*|(?:\w+\s+)+\w+\s*(?:\[[^\]]*\]\s*)*\[[^\];{}]*)\Z"
@@ -42,19 +41,16 @@ _COMPUTED = re.compile(
 
 
 def check(text: str) -> None:
-    """Look for what kernels and device functions cannot use: functions and variables of the host's, and its libraries.
-
-    Raises CompileError, and UnsupportedCodeError where they allocate memory, which the emulator lacks.
-    """
+    """Raise CompileError for the first use, in a kernel or a device function, of what only the host has."""
     masked = _DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), mask(text))
     functions, variables, ours = set(), set(), set()
-    bodies: list[tuple[str, int, str]] = []
+    bodies: list[tuple[str, str, int, str]] = []
     for head, begin, body in _declarations(masked):
         function = _FUNCTION.search(head) if body else None
         if _SPACES.search(head):
             ours.add(function[1] if function else "")
             if function and "__host__" not in head:
-                bodies.append((head, begin, body))
+                bodies.append((function[1], head, begin, body))
         elif _NEITHER.search(head.partition("(")[0]):
             continue
         elif function:
@@ -63,19 +59,13 @@ def check(text: str) -> None:
             variable = _VARIABLE.search(head)
             if variable and (variable[2] or not _CONSTANT.search(head)):
                 variables.add(variable[1])
-    for head, begin, body in bodies:
-        _check_body(text, head, begin, body, functions - ours - _known(), variables, ours)
+    for body in bodies:
+        _check_body(text, *body, functions - ours - _known(), variables, ours)
 
 
 def _check_body(
-    text: str, head: str, begin: int, body: str, functions: set[str], variables: set[str], ours: set[str]
+    text: str, name: str, head: str, begin: int, body: str, functions: set[str], variables: set[str], ours: set[str]
 ) -> None:
-    name = _FUNCTION.search(head)[1]  # type: ignore[index]
-    allocates = _ALLOCATES.search(body)
-    if allocates:
-        line = text.count("\n", 0, begin + allocates.start()) + 1
-        what = allocates[1] or allocates[2]
-        raise UnsupportedCodeError(line, f"the emulator does not have memory that a kernel allocates ({what})")
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
     for other in sorted(functions):
         pattern = rf"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("
@@ -84,16 +74,16 @@ def _check_body(
         statement = max(body.rfind(mark, 0, found.start()) for mark in ";{}")
         if not _COMPUTED.match(body, max(0, statement), found.start()):
             said = f'calling a __host__ function("{other}") from a __global__ or __device__ function("{name}")'
-            _fail(text, begin + found.start(), f"{said} is not allowed")
+            raise _error(text, begin + found.start(), f"{said} is not allowed")
     for other in sorted(variables):
         used = re.search(rf"(?<![\w.>:]){other}\b", body)
         if used and not _declared(other, head, body):
-            said = f'identifier "{other}" is undefined in device code ("{name}")'
-            _fail(text, begin + used.start(), f"{said}: it is a variable of the host's")
+            said = f'identifier "{other}" is undefined in device code ("{name}"): it is a variable of the host\'s'
+            raise _error(text, begin + used.start(), said)
 
 
-def _fail(text: str, at: int, message: str) -> None:
-    raise CompileError(((text.count("\n", 0, at) + 1, message),))
+def _error(text: str, at: int, message: str) -> CompileError:
+    return CompileError(((text.count("\n", 0, at) + 1, message),))
 
 
 def _declared(name: str, head: str, body: str) -> bool:
@@ -113,32 +103,26 @@ def _declarations(masked: str) -> Iterator[tuple[str, int, str]]:
     Each is the text in front of its body or ``;``, where that ends, and the body, empty if there is none.
     """
     start, i = 0, 0
-    while i < len(masked):
-        letter = masked[i]
-        if letter in ";}":
-            yield masked[start:i], i, ""
-            start = i + 1
-        elif letter == "{":
-            head = masked[start:i]
-            if _TRANSPARENT.search(head):
-                start = i + 1
-            else:
-                end = _closing(masked, i)
-                if "=" in head and not _FUNCTION.search(head):  # an initialiser
-                    i = end
-                    continue
-                yield head, i, masked[i : end + 1]
-                start, i = end + 1, end
-        i += 1
+    while found := re.compile(r"[;{}]").search(masked, i):
+        i, head = found.end(), masked[start : found.start()]
+        if found[0] != "{":
+            yield head, found.start(), ""
+        elif not _TRANSPARENT.search(head):
+            i = _closing(masked, found.start())
+            if "=" in head and not _FUNCTION.search(head):  # an initialiser, which belongs to the head
+                continue
+            yield head, found.start(), masked[found.start() : i]
+        start = i
 
 
 def _closing(masked: str, at: int) -> int:
+    """Return the end of the block that begins there."""
     depth = 0
     for found in re.compile(r"[{}]").finditer(masked, at):
         depth += 1 if found[0] == "{" else -1
         if not depth:
-            return found.start()
-    return len(masked) - 1
+            return found.end()
+    return len(masked)
 
 
 @cache

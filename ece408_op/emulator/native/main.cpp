@@ -128,16 +128,12 @@ void end_launch(const Grid &now) {
             grid.shared_bytes == now.shared_bytes && static_shared == bytes)
             return;
     if (launches.size() < 100) launches.push_back({now, bytes});
-    if (bytes > MOST_STATIC_SHARED) {
-        const std::string text = "the kernel has " + std::to_string(bytes) + " bytes of static shared memory; at most " +
-                                 std::to_string(MOST_STATIC_SHARED) + " compile";
-        report("call", text.c_str(), now.code);
-    }
-    if (constant_bytes() > MOST_CONSTANT) {
-        const std::string text = "the file has " + std::to_string(constant_bytes()) + " bytes of __constant__ variables; at most " +
-                                 std::to_string(MOST_CONSTANT) + " compile";
-        report("call", text.c_str(), now.code);
-    }
+    const auto limit = [&](size_t has, size_t most, const char *owner, const char *what) {
+        const std::string text = owner + std::to_string(has) + " bytes of " + what + "; at most " + std::to_string(most) + " compile";
+        if (has > most) report("call", text.c_str(), now.code);
+    };
+    limit(bytes, MOST_STATIC_SHARED, "the kernel has ", "static shared memory");
+    limit(constant_bytes(), MOST_CONSTANT, "the file has ", "__constant__ variables");
 }
 
 void stop(const char *kind, const char *message, const void *code, const void *other) {
@@ -154,10 +150,6 @@ double milliseconds() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
 }
-
-}  // namespace emulator
-
-namespace emulator {
 
 // End the run where it takes longer; 0 ends the limit.
 void limit_time(double seconds) {

@@ -10,6 +10,7 @@
 // another value than the one that is there, as by threads beyond a tile's outputs: on a GPU, either may come last. Blocks
 // may pass values on by an atomic operation or a volatile value. So a block that has used one is not watched for that any
 // more.
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -31,7 +32,7 @@ struct Access {
 };
 struct Word {
     long epoch = 0;
-    std::vector<Access> writes, reads, atomics;
+    std::vector<Access> accesses[3];  // by operation
 };
 
 std::vector<Clock> clocks;
@@ -58,26 +59,34 @@ void join(Clock &to, const Clock &from) {
         if (to[i] < from[i]) to[i] = from[i];
 }
 
-bool in_order(const char *message, const std::vector<Access> &all, const Access &now, const void *code) {
-    for (const Access &each : all)
-        if ((each.mask & now.mask) && !before(each, now.thread)) {
-            report("race", message, code, reinterpret_cast<const void *>(uintptr_t(each.code)));
-            return false;
-        }
-    return true;
+// Call `visit(word, mask)` for each word of 4 bytes of an access, with the bytes of the word that it has.
+template <typename Visit>
+void each_word(uintptr_t begin, int bytes, const Visit &visit) {
+    for (uintptr_t at = begin; at < begin + bytes; at = (at / 4 + 1) * 4) {
+        uint8_t mask = 0;
+        for (uintptr_t i = at; i < begin + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
+        visit(at / 4, mask);
+    }
 }
 
-void put(std::vector<Access> &all, const Access &now) {
-    if (!all.empty() && all.back().thread == now.thread && all.back().mask == now.mask) all.back() = now;
-    else all.push_back(now);
+const char *message_for(Operation earlier, Operation now) {
+    if (earlier == ATOMIC) return "an access and an atomic operation, with no barrier between";
+    if (earlier == READ) return "one thread writes what another reads, with no barrier between";
+    return now == READ ? "one thread reads what another writes, with no barrier between"
+                       : "two threads write the same element, with no barrier between";
 }
 
-// The write makes what it covers part of the past.
-void replace(std::vector<Access> &all, uint8_t mask) {
-    size_t kept = 0;
-    for (const Access &each : all)
-        if (each.mask & ~mask) all[kept++] = each;
-    all.resize(kept);
+// Whether an earlier access of the word is not in order with one that is now; it is reported then.
+bool found_race(const Word &word, const Access &now, Operation operation, const void *code) {
+    for (const Operation earlier : {WRITE, ATOMIC, READ}) {
+        if (earlier == operation && operation != WRITE) continue;
+        for (const Access &each : word.accesses[earlier])
+            if ((each.mask & now.mask) && !before(each, now.thread)) {
+                report("race", message_for(earlier, operation), code, reinterpret_cast<const void *>(uintptr_t(each.code)));
+                return true;
+            }
+    }
+    return false;
 }
 
 }  // namespace
@@ -113,29 +122,21 @@ void acquire(Ordering *from) {
 void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code) {
     const uintptr_t begin = shared_offset(address);
     if (begin + bytes > shared_size()) return;
-    for (uintptr_t at = begin; at < begin + bytes; at = (at / 4 + 1) * 4) {
-        Word &word = words[at / 4];
-        if (word.epoch != epoch) word.epoch = epoch, word.writes.clear(), word.reads.clear(), word.atomics.clear();
-        uint8_t mask = 0;
-        for (uintptr_t i = at; i < begin + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
+    each_word(begin, bytes, [&](uintptr_t at, uint8_t mask) {
+        Word &word = words[at];
+        if (word.epoch != epoch)
+            for (std::vector<Access> &all : word.accesses) all.clear();
+        word.epoch = epoch;
         const Access now = {thread, clocks[thread][thread], uint32_t(uintptr_t(code)), mask};
-        if (!in_order(operation == READ ? "one thread reads what another writes, with no barrier between"
-                                        : "two threads write the same element, with no barrier between",
-                      word.writes, now, code))
-            return;
-        if (operation != ATOMIC &&
-            !in_order("an access and an atomic operation, with no barrier between", word.atomics, now, code))
-            return;
-        if (operation != READ &&
-            !in_order("one thread writes what another reads, with no barrier between", word.reads, now, code))
-            return;
-        if (operation == WRITE) {
-            for (std::vector<Access> *all : {&word.writes, &word.reads, &word.atomics}) replace(*all, mask);
-            word.writes.push_back(now);
-        } else {
-            put(operation == READ ? word.reads : word.atomics, now);
-        }
-    }
+        if (found_race(word, now, operation, code)) return;
+        std::vector<Access> &same = word.accesses[operation];
+        const auto covered = [=](const Access &each) { return !(each.mask & ~mask); };
+        if (operation == WRITE)  // what it covers is part of the past
+            for (std::vector<Access> &all : word.accesses)
+                all.erase(std::remove_if(all.begin(), all.end(), covered), all.end());
+        if (operation != WRITE && !same.empty() && same.back().thread == thread && same.back().mask == mask) same.back() = now;
+        else same.push_back(now);
+    });
 }
 
 void may_receive() { passed_on = true; }
@@ -155,18 +156,16 @@ void check_overwrites() {
 void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes,
                   Operation operation, const void *code) {
     if (operation == WRITE && writes.empty() && end - begin <= MOST_WATCHED) writes.resize((end - begin + 3) / 4);
-    const uintptr_t first = address - begin;
-    for (uintptr_t at = first; at < first + bytes && !writes.empty(); at = (at / 4 + 1) * 4) {
-        GlobalWrite &last = writes[at / 4];
-        uint8_t mask = 0;
-        for (uintptr_t i = at; i < first + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
+    if (writes.empty()) return;
+    each_word(address - begin, bytes, [&](uintptr_t at, uint8_t mask) {
+        GlobalWrite &last = writes[at];
         const bool same_block = last.block == block_number;
         const bool ordered = same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current) : passed_on;
         const void *const other = reinterpret_cast<const void *>(uintptr_t(last.code));
         const bool race = last.block >= first_block && (last.mask & mask) && !ordered;
         if (operation == WRITE) {
             if (race) {
-                overwrites.push_back({begin + at / 4 * 4, {}, uint8_t(last.mask & mask), same_block, code, other});
+                overwrites.push_back({begin + 4 * at, {}, uint8_t(last.mask & mask), same_block, code, other});
                 std::memcpy(overwrites.back().old, reinterpret_cast<const void *>(overwrites.back().word), 4);
             }
             last = {block_number, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
@@ -175,7 +174,7 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
                                       : "one block uses what another writes, and blocks have no order: a sum needs atomicAdd",
                    code, other);
         }
-    }
+    });
 }
 
 }  // namespace emulator
