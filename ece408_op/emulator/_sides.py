@@ -59,8 +59,8 @@ def check(text: str) -> None:
             variable = _VARIABLE.search(head)
             if variable and (variable[2] or not _CONSTANT.search(head)):
                 variables.add(variable[1])
-    for body in bodies:
-        _check_body(text, *body, functions - ours - _known(), variables, ours)
+    for each in bodies:
+        _check_body(text, *each, functions - ours - _known(), variables, ours)
 
 
 def _check_body(
