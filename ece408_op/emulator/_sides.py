@@ -20,8 +20,10 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
 #: Braces behind these words hold declarations of the file's own level.
 _TRANSPARENT = re.compile(r'\bnamespace\b[\w\s:]*\Z|\bextern\s+(?:"C"|   )\s*\Z')
 _SPACES = re.compile(r"__(?:global|device|constant|shared)__")
-#: Declarations that are no functions and variables.
-_NEITHER = re.compile(r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|extern)\b")
+#: Declarations that are no functions and variables, or of types that the emulator lacks.
+_NEITHER = re.compile(
+    r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|extern|texture|surface)\b"
+)
 #: A constant's value is the compiler's, but not an array's elements.
 _CONSTANT = re.compile(r"\bconst(?:expr)?\b")
 _FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*(?:noexcept\s*)?\Z")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,53 +16,30 @@ from ece408_op.runtime.launch import Plan
 EXPECTED = ("race", "uninitialised")
 
 
-def run_all(
+def launch_all(
     calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
     folder: Path,
     check_races: bool = False,
     aligned: int | Sequence[int] = 64,
+    expected: tuple[str, ...] | None = EXPECTED,
 ) -> list[Report]:
     """Run plans, each a text, a plan, its buffers by name and the images, one after another from one program.
 
     They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes, for all plans or for
-    each. The findings are the caller's to check.
+    each. Other findings than ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an
+    array. With None, all are the caller's to check.
     """
     cases = [Case(str(i), text, plan, tuple(arrays), batch) for i, (text, plan, arrays, batch) in enumerate(calls)]
-    plans, reports = Plans(cases, folder, check_races), []
+    plans, reports, wrong = Plans(cases, folder, check_races), [], []
     multiples = [aligned] * len(cases) if isinstance(aligned, int) else aligned
     for case, (_, _, arrays, _), multiple in zip(cases, calls, multiples):
         report = plans.run(case.name, arrays, dict.fromkeys("xwy", multiple))
         for name, array in arrays.items():
             array[...] = report.buffers[name]
         reports.append(report)
-    return reports
-
-
-def launch_all(
-    calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
-    folder: Path,
-    check_races: bool = False,
-    aligned: int | Sequence[int] = 64,
-    expected: tuple[str, ...] = EXPECTED,
-) -> list[Report]:
-    """Run plans as ``run_all`` does.
-
-    Other findings than ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an array.
-    """
-    reports = run_all(calls, folder, check_races, aligned)
-    wrong = [
-        f"plan {number}: {finding}"
-        for number, report in enumerate(reports)
-        for finding in report.findings
-        if finding.kind not in expected
-    ]
+        wrong += [f"plan {case.name}: {one}" for one in report.findings if expected and one.kind not in expected]
     assert not wrong, "\n".join(wrong)
     return reports
-
-
-def launch(text: str, plan: Plan, arrays: dict[str, np.ndarray], batch: int, *words: Any, **more: Any) -> Report:
-    """Run one plan as ``launch_all`` does."""
-    return launch_all([(text, plan, arrays, batch)], *words, **more)[0]
 
 
 def call_of(
@@ -88,7 +64,7 @@ def run_plan(
     expected: tuple[str, ...] = EXPECTED,
 ) -> Report:
     """Run a plan on the two arrays that its problem reads."""
-    return launch(*call_of(text, plan, problem, a, b), folder, races, aligned, expected)
+    return launch_all([call_of(text, plan, problem, a, b)], folder, races, aligned, expected)[0]
 
 
 def races(report: Report) -> int:

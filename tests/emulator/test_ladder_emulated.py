@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from plan_runs import call_of, run_all
+from plan_runs import call_of, launch_all
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -34,7 +34,7 @@ def test_it_is_right(programs: Path) -> None:
         x, w = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in problem.shapes[:2])
         calls.append(call_of(kernel.text(plan), plan, problem, x, w))
     wrong = []
-    reports = run_all(calls, programs, check_races=True, aligned=16)
+    reports = launch_all(calls, programs, True, 16, None)
     for (kernel, problem), (_, _, arrays, _), report in zip(cases, calls, reports):
         found = compare(arrays["y"], arrays["x"], arrays["w"], kernel)
         # register_tiled reads the padding of its filters, whose products no thread stores.

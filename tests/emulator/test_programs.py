@@ -53,7 +53,12 @@ def test_a_right_submission_is_right(name: str, programs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "line", "message"),
-    [("cub", 5, "cub/cub.cuh"), ("graph", 42, "cudaGraph_t"), ("texture_object", 10, "cudaTextureObject_t")],
+    [
+        ("cub", 5, "cub/cub.cuh"),
+        ("texture", 12, "texture"),
+        ("graph", 42, "cudaGraph_t"),
+        ("texture_object", 10, "cudaTextureObject_t"),
+    ],
 )
 def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, message: str, programs: Path) -> None:
     with pytest.raises(emulator.UnsupportedCodeError, match=message) as caught:

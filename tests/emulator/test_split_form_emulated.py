@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_runs import launch, launch_all, races
+from plan_runs import launch_all, races
 
 from ece408_op.core import reference
 from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
@@ -163,19 +163,20 @@ def test_a_recomputed_value_beyond_fp16_is_infinite_for_the_next_layer(programs)
     assert list(np.isfinite(scales[:, 1].view(np.float32))) == [True, False]
 
 
-def test_images_are_split(programs):
-    x = images(2, 12, 9, 8)
+def test_images_are_split_and_joined(programs):
+    x = images(2, 70, 9, 8)
     x[1] *= 1e-30
     values = np.full(split_form.activation_shape(*x.shape), np.nan, np.float16)
-    scales = np.zeros((2, 2), np.int32)
-    program = split_form.split_activations(x.shape, CHIP)
-    given = {"x": x, "split_x": values, "x_scales": scales}
-    given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
-    launch(program.source, program.plan, given, 2, programs)
-    got = joined(values, scales, 12)
-    assert (
-        np.abs(got - x) <= STORED * np.abs(x) + 2.0**-50 * np.abs(x).reshape(2, -1).max(axis=1)[:, None, None, None]
-    ).all()
+    split_up, joining = split_form.split_activations(x.shape, CHIP), split_passes.join(x.shape)
+    given = {"x": x, "split_x": values, "x_scales": np.zeros((2, 2), np.int32)}
+    given |= {name: np.zeros(size, np.uint8) for name, size in split_up.plan.scratch.items()}
+    launch_all([(split_up.source, split_up.plan, given, 2)], programs)
+    allowed = STORED * np.abs(x) + 2.0**-50 * np.abs(x).reshape(2, -1).max(axis=1)[:, None, None, None]
+    assert (np.abs(joined(values, given["x_scales"], 70) - x) <= allowed).all()
+    again = {"x": values, "x_scales": given["x_scales"], "y": np.full(x.shape, np.nan, np.float32)}
+    (report,) = launch_all([(joining.source, joining.plan, again, 2)], programs, check_races=True)
+    assert races(report) == 0
+    assert (np.abs(again["y"] - x) <= 2 * allowed).all()
 
 
 def pooled(x: np.ndarray, y: tuple[int, ...], window, stride, pad, kind, count_pad) -> np.ndarray:
@@ -218,28 +219,20 @@ def test_a_nan_stays_in_its_windows(programs):
     assert scales[1, 1] >= 0x7F800000 > scales[0, 1]
 
 
-def test_depthwise_convolution(programs):
-    problem = ConvProblem(2, 20, 9, 7, 20, 3, stride=(2, 1), pad=(1, 1), groups=20)
-    x, arrays = images(*problem.x_shape), split(images(*problem.x_shape))
-    w = images(20, 1, 3, 3)
-    by_tap, bias = np.zeros((9, 24), np.float32), np.zeros(24, np.float32)
-    by_tap[:, :20], bias[:20] = w.reshape(20, 9).T, images(1, 20, 1, 1).reshape(20)
-    arrays |= {"w": by_tap, "bias": bias, "limits": np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])}
-    program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), RELU)
-    got, _ = run(program, arrays, problem.y_shape, programs)
-    exact = reference.convolve(x, w, problem) + bias[:20, None, None]
-    assert np.abs(got - np.maximum(exact, 0)).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
-
-
-def test_a_factor_and_a_number_per_channel(programs):
-    x = images(2, 20, 3, 5)
-    factor, added = np.zeros(24, np.float32), np.zeros(24, np.float32)
-    factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
-    arrays = {"w": factor, "bias": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
-    program = split_passes.depthwise(x.shape, x.shape, (1, 1), (1, 1), (0, 0), RELU6)
-    got, _ = run(program, {**split(x), **arrays}, x.shape, programs)
-    exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
-    assert np.abs(got - exact).max() <= ROUNDING * 16
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "activation"), [(3, (2, 1), (1, 1), RELU), (1, (1, 1), (0, 0), RELU6)]
+)
+def test_depthwise_convolution(kernel, stride, pad, activation, programs):
+    """With 1 x 1 filters, a factor and a number per channel."""
+    problem = ConvProblem(2, 20, 9, 7, 20, kernel, stride=stride, pad=pad, groups=20)
+    x, w = images(*problem.x_shape), images(20, 1, kernel, kernel)
+    by_tap, bias = np.zeros((kernel * kernel, 24), np.float32), np.zeros(24, np.float32)
+    by_tap[:, :20], bias[:20] = w.reshape(20, -1).T, images(1, 20, 1, 1).reshape(20)
+    limits = np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])
+    program = split_passes.depthwise(x.shape, problem.y_shape, (kernel, kernel), stride, pad, activation)
+    got, _ = run(program, {**split(x), "w": by_tap, "bias": bias, "limits": limits}, problem.y_shape, programs)
+    exact = np.clip(reference.convolve(x, w, problem) + bias[:20, None, None], 0, 6 if activation == RELU6 else None)
+    assert np.abs(got - exact).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -255,14 +248,6 @@ def test_concat(count, programs):
     exact = np.concatenate(parts, axis=1)
     assert (np.abs(got - exact) <= 2 * STORED * np.abs(exact) + 1e-9).all()
     assert (scales[:, 1].view(np.float32) == np.abs(exact).reshape(2, -1).max(axis=1)).all()
-
-
-def test_values_are_joined(programs):
-    x = images(2, 70, 5, 7)
-    given = {**split(x), "y": np.full(x.shape, np.nan, np.float32)}
-    program = split_passes.join(x.shape)
-    assert races(launch(program.source, program.plan, given, 2, programs, check_races=True)) == 0
-    assert (np.abs(given["y"] - x) <= STORED * np.abs(x) + 1e-9).all()
 
 
 @pytest.mark.parametrize(

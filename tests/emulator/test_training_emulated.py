@@ -20,8 +20,6 @@ from ece408_op.network._pooling import Pooling
 from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
 
-SHAPES = [(3, 5, 8), (1, 1, 1), (300, 3, 1), (2, 4, 1200), (5, 70, 6)]
-
 
 def random(*shapes):
     stream = np.random.default_rng(4)
@@ -32,33 +30,6 @@ def run(folder, *steps):
     """Run programs on arrays by name, one after another."""
     reports = launch_all([(program.source, program.plan, arrays, 1) for program, arrays in steps], folder, True)
     assert [races(report) for report in reports] == [0] * len(steps)
-
-
-@pytest.mark.exhaustive
-def test_sums_and_mixtures(programs):
-    """Plain, behind a ReLU, and of a ReLU's gradient."""
-    steps, modes = [], []
-    for shape, vector in ((shape, vector) for shape in SHAPES for vector in (1, 4) if shape[2] % vector == 0):
-        (x, y), (relu,), (factors,) = random(shape, shape), random((4, shape[1])), random((4, shape[1]))
-        center, parts = np.linspace(-1, 1, shape[1]), min(shape[0], 4)
-        slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
-        for mode, masked in enumerate((x, x, np.where(slope * y + offset > 0, x, np.float32(0)))):
-            partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
-            given, out = {"x": x, "y": y, "relu": relu}, np.full(shape, np.nan, "f")
-            steps += [
-                (passes.sums_program(shape, parts, vector, mode), {**given, "center": center, "partial": partial}),
-                (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
-                (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
-            ]
-            sums_of = [(masked * factor).sum((0, 2)) for factor in (np.ones(1), y - center[:, None])]
-            a, b, c, d = factors.astype("d")[..., None]
-            mixed = a * masked + b * (y - c) + d
-            expected = sums_of, np.maximum(mixed, 0) if mode == 1 else mixed
-            modes.append((f"{shape} by {vector}, {mode}", sums, out, expected))
-    run(programs, *steps)
-    for name, sums, out, expected in modes:
-        np.testing.assert_allclose(sums, expected[0], rtol=1e-12, atol=1e-12, err_msg=name)
-        np.testing.assert_allclose(out, expected[1], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_every_channel_and_part_has_a_block_that_sums_it():
@@ -90,10 +61,9 @@ EMULATED = EmulatedOperators(SimpleNamespace(device=0))
 @pytest.mark.parametrize(
     ("shape", "axis", "fixed", "relu"),
     [
-        ((7, 30, 3, 3), 1, False, True),
-        pytest.param((7, 30, 3, 3), 1, False, False, marks=pytest.mark.exhaustive),
+        ((7, 30, 3, 3), 1, False, False),
         ((3, 5, 8), -1, True, True),
-        ((2, 70, 8), 1, False, True),
+        ((2, 3, 1200), 1, False, True),
     ],
 )
 def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
