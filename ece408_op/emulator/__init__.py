@@ -4,14 +4,14 @@ A block's threads are fibers. g++ -fsanitize=thread calls a function before each
 emulator's: it checks bounds and races, and joins the accesses of a warp's lanes into a GPU's requests. Values, indices
 and barriers are a GPU's; times are not.
 
-compile, run, run_layers   a course submission; the Report has y, findings, counters per line, launches and hints
+compile, run_layers   a course submission; the Report has y, findings, counters per line, launches and hints
 plans            kernels of the package, by their plans
 can_emulate      whether there is a g++ that can compile for the emulator
 """
 
 from __future__ import annotations
 
-from ._api import can_emulate, compile, run, run_layers
+from ._api import can_emulate, compile, run_layers
 from ._build import Program
 from ._counters import Hint, LineCounters
 from ._errors import CompileError, UnsupportedCodeError
@@ -27,6 +27,5 @@ __all__ = [
     "UnsupportedCodeError",
     "can_emulate",
     "compile",
-    "run",
     "run_layers",
 ]

@@ -72,25 +72,20 @@ def _link(text: str, name: str, folder: Path, checks: str) -> Program:
     return _build.link(text, name, folder, checks, course=True, options=(option,))
 
 
-def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, seconds: float = 30.0) -> Report:
-    """Run the program's ``forward`` once on x (B, C, H, W) and w (M, C, K, K), float32.
-
-    Args:
-        fill: what every element of y holds before the call.
-        seconds: after that time the run ends with a finding of kind "time".
-
-    Raises:
-        ProblemError: the shapes are of no convolution.
-    """
-    return run_layers(program, [(x, w)], fill=fill, seconds=seconds)[0]
-
-
 def run_layers(
     program: Program, layers: Sequence[tuple[np.ndarray, np.ndarray]], *, fill: float = 0.0, seconds: float = 30.0
 ) -> list[Report]:
-    """Run ``forward`` on one layer's x and w after another, as ``run``, in one process: files count their calls.
+    """Run the program's ``forward`` on one layer after another, in one process, since files may count their calls.
 
     A layer that ends the process is the last one.
+
+    Args:
+        layers: x (B, C, H, W) and w (M, C, K, K) of each, float32.
+        fill: what every element of y holds before a call.
+        seconds: after that time a call ends with a finding of kind "time".
+
+    Raises:
+        ProblemError: the shapes are of no convolution.
     """
     calls = []
     for x, w in layers:

@@ -49,10 +49,13 @@ class LineCounters:
         return self.global_loads + self.global_stores
 
 
+#: The counters, in the order in which a program writes them.
+COUNTED = tuple(one.name for one in fields(LineCounters) if one.name not in ("line", "file"))
+
+
 def add(rows: Sequence[LineCounters], line: int = 0, file: str = "") -> LineCounters:
     """Return the sum of counters."""
-    names = [one.name for one in fields(LineCounters) if one.name not in ("line", "file")]
-    return LineCounters(line=line, file=file, **{name: sum(getattr(row, name) for row in rows) for name in names})
+    return LineCounters(line=line, file=file, **{name: sum(getattr(row, name) for row in rows) for name in COUNTED})
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,11 @@ class Hint:
     Attributes:
         line: the line of the source.
         text: one or two sentences, without the line.
-        factor: how many times more work the line does than needed.
         section: the page and section of the docs that explains it.
     """
 
     line: int
     text: str
-    factor: float
     section: str
 
 
@@ -90,7 +91,7 @@ def _coalescing(line: LineCounters) -> list[tuple[float, Hint]]:
     verb = "read" if line.global_loads >= line.global_stores else "write"
     text = f"the 32 lanes of a warp {verb} {per_request:.1f} different sectors, {factor:.1f} times as many as needed: "
     text += "let neighbouring lanes (threadIdx.x) use neighbouring elements"
-    return [((line.sectors - line.least_sectors) / 4, Hint(line.line, text, factor, COALESCING))]
+    return [((line.sectors - line.least_sectors) / 4, Hint(line.line, text, COALESCING))]
 
 
 def _conflicts(line: LineCounters) -> list[tuple[float, Hint]]:
@@ -101,7 +102,7 @@ def _conflicts(line: LineCounters) -> list[tuple[float, Hint]]:
     # In a column, the rows' length matters; in two rows, which a narrow block's warp covers, no padding helps.
     text += "pad the rows by one element, or " if factor > 2 else "a block 32 threads wide may help: "
     text += "let neighbouring lanes use neighbouring elements"
-    return [(line.wavefronts - line.least_wavefronts, Hint(line.line, text, factor, CONFLICTS))]
+    return [(line.wavefronts - line.least_wavefronts, Hint(line.line, text, CONFLICTS))]
 
 
 def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
@@ -110,7 +111,7 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
     share = line.divergent / line.branches
     text = f"in {100 * share:.0f} % of cases the lanes of a warp go two ways here, one after the other: "
     text += "let whole warps take the same branch, or choose a block that fits the row"
-    return [(float(line.divergent), Hint(line.line, text, 1 + share, DIVERGENCE))]
+    return [(float(line.divergent), Hint(line.line, text, DIVERGENCE))]
 
 
 def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[float, Hint]]:
@@ -119,7 +120,6 @@ def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[fl
     if not loads or totals.global_loads < 20 * stores or totals.shared_requests > 4 * totals.global_loads:
         return []
     most = max(loads, key=lambda line: line.global_loads)
-    factor = totals.global_loads / stores
     text = f"this line loads from global memory {most.global_loads} times per {stores} stores: "
     text += "load a tile into shared memory or registers once, and use it for many outputs"
-    return [(float(most.global_loads), Hint(most.line, text, factor, REUSE))]
+    return [(float(most.global_loads), Hint(most.line, text, REUSE))]

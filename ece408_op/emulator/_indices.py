@@ -30,20 +30,18 @@ def has_arrays(text: str) -> bool:
 def findings(program: Program, outcome: Outcome) -> tuple[Finding, ...]:
     """Return what the program's ``indices`` found: the first index beyond each such array, by line."""
     found: dict[tuple[str, int, str], Finding] = {}
-    for row in outcome.tables["findings"]:
-        if row["kind"] != "index":
+    for what, message, _, _, times in outcome.rows["finding"]:
+        if what != "index":
             continue
-        path, line, column, index, kind = row["message"].split("|", 4)
+        path, line, column, index, kind = message.split("|", 4)
         file, size = Path(path).name, re.search(r"\[(\d+)\]", kind)
         name = _name(_line(program.text, file, int(line)), int(column))
         # A member may be in any memory.
         if name[:1] in (".", "-") or re.search(_OTHER_SPACES.format(re.escape(name) if name else r"\w+"), program.text):
             continue
-        message = f"index {index} is beyond {name or 'an array'}, which has {size[1] if size else 'fewer'} elements"
-        place = (tuple(row["block"]), tuple(row["thread"]))
-        found.setdefault(
-            (file, int(line), name), Finding("out of bounds", int(line), 0, message, row["times"], *place, file)
-        )
+        said = f"index {index} is beyond {name or 'an array'}, which has {size[1] if size else 'fewer'} elements"
+        place = (file, int(line), name)
+        found.setdefault(place, Finding("out of bounds", int(line), 0, said, int(times), file))
     return tuple(found.values())
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from ece408_op.runtime.launch import Triple
 from ece408_op.runtime.occupancy import LaunchShape
 
 from . import _counters
 from ._build import Program
-from ._counters import Hint, LineCounters, add
+from ._counters import COUNTED, Hint, LineCounters, add
 from ._run import Outcome, source_lines
 
 
@@ -29,8 +26,6 @@ class Finding:
         other_line: the second access of a race, or the second barrier; 0 for none.
         message: what happened, in one sentence without the line.
         times: how often.
-        block: blockIdx of the first time.
-        thread: threadIdx of the first time.
         file: the name of the file of that line.
     """
 
@@ -39,8 +34,6 @@ class Finding:
     other_line: int
     message: str
     times: int = 1
-    block: Triple = (0, 0, 0)
-    thread: Triple = (0, 0, 0)
     file: str = ""
 
 
@@ -81,37 +74,32 @@ class Report:
 
 def make(program: Program, outcome: Outcome) -> Report:
     """Return the report of a run."""
-    tables = outcome.tables
-    codes = [row["code"] for table in ("counters", "findings") for row in tables[table]]
-    where = source_lines(program.executable, program.source, [*codes, *(row["other"] for row in tables["findings"])])
-    rows: dict[tuple[str, int], list[LineCounters]] = {}
-    for row in tables["counters"]:
-        rows.setdefault(where.get(row.pop("code"), ("", 0)), []).append(LineCounters(**row))
-    lines = tuple(add(rows[place], place[1], place[0]) for place in sorted(rows))
-    shapes: Iterator[dict[str, Any]] = (
-        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        for row in tables["launches"]
-    )
-    findings = _findings(tables["findings"], where)
-    launches = tuple(LaunchShape(**shape) for shape in shapes)
-    return Report(outcome.outputs, findings, lines, launches, outcome.printed, bool(tables["ended"]))
+    findings, counters = outcome.rows["finding"], outcome.rows["counters"]
+    codes = [int(code) for row in findings for code in row[2:4]] + [int(row[0]) for row in counters]
+    where = source_lines(program.executable, program.source, codes)
+    by_place: dict[tuple[str, int], list[LineCounters]] = {}
+    for code, *numbers in counters:
+        values = dict(zip(COUNTED, map(int, numbers)))
+        by_place.setdefault(where.get(int(code), ("", 0)), []).append(LineCounters(line=0, file="", **values))
+    lines = tuple(add(by_place[place], place[1], place[0]) for place in sorted(by_place))
+    launches = []
+    for name, *words in outcome.rows["launch"]:
+        gx, gy, gz, bx, by, bz, static, dynamic = map(int, words)
+        launches.append(LaunchShape(name, (gx, gy, gz), (bx, by, bz), static, dynamic))
+    found = _findings(findings, where)
+    return Report(outcome.outputs, found, lines, tuple(launches), outcome.printed, "ended" in outcome.rows)
 
 
-def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> tuple[Finding, ...]:
+def _findings(rows: list[list[str]], where: dict[int, tuple[str, int]]) -> tuple[Finding, ...]:
     """Return one finding per kind and lines: a line of the source may be several accesses of the program."""
     found: dict[tuple[str, str, int, int], Finding] = {}
-    for row in rows:
-        new = _finding(row, where)
-        if new.kind == "barrier" and row["other"] and new.line == new.other_line:
+    for kind, message, code, other_code, times in rows:
+        file, line = where.get(int(code), ("", 0))
+        other = where.get(int(other_code), ("", 0))[1]
+        if kind == "barrier" and int(other_code) and line == other:
             continue  # one barrier of the source, which the compiler duplicated
-        lines = (new.line, new.other_line)
-        key = (new.kind, new.file, *(sorted(lines) if new.kind == "race" else lines))
-        found[key] = replace(found[key], times=found[key].times + new.times) if key in found else new
+        key = (kind, file, *(sorted((line, other)) if kind == "race" else (line, other)))
+        before = found[key].times if key in found else 0
+        new = Finding(kind, line, other, message, int(times), file)
+        found[key] = replace(found.get(key, new), times=before + int(times))
     return tuple(found.values())
-
-
-def _finding(row: dict[str, Any], where: dict[int, tuple[str, int]]) -> Finding:
-    file, line = where.get(row["code"], ("", 0))
-    other = where.get(row["other"], ("", 0))[1]
-    block, thread = tuple(row["block"]), tuple(row["thread"])
-    return Finding(row["kind"], line, other, row["message"], row["times"], block, thread, file)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -10,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,10 +38,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call left: the outputs by name, the report's tables, and what the program printed until its end."""
+    """What a call left.
+
+    Attributes:
+        outputs: the outputs by name.
+        rows: the words of the report's lines, as ``native/main.cpp`` writes them, by the first word.
+        printed: what the program printed until its end.
+    """
 
     outputs: dict[str, np.ndarray]
-    tables: dict[str, Any]
+    rows: dict[str, list[list[str]]]
     printed: str
 
 
@@ -72,12 +76,13 @@ def execute(executable: Path, calls: Sequence[Call], seconds: float) -> list[Out
         for number, call in enumerate(calls):
             report = folder / f"report-{number}"
             if not report.is_file():
-                if not (found and found[-1].tables["ended"]):  # nothing says yet why there is none
+                if not (found and "ended" in found[-1].rows):  # nothing says yet why there is none
                     outputs = {each.name: each.array for each in call.buffers if each.output}
-                    found.append(Outcome(outputs, _ended(f"the program ended without a report ({end})"), text))
+                    rows = _rows(f"finding\tcrash\tthe program ended without a report ({end})\t0\t0\t1\nended")
+                    found.append(Outcome(outputs, rows, text))
                 break
-            tables = json.loads(report.read_text(encoding="utf-8", errors="replace"))
-            found.append(Outcome(_outputs(call, (folder / f"output-{number}").read_bytes()), tables, text))
+            rows = _rows(report.read_text(encoding="utf-8", errors="replace"))
+            found.append(Outcome(_outputs(call, (folder / f"output-{number}").read_bytes()), rows, text))
     return found
 
 
@@ -102,11 +107,12 @@ def _outputs(call: Call, content: bytes) -> dict[str, np.ndarray]:
     return outputs
 
 
-def _ended(message: str) -> dict[str, Any]:
-    """Return the tables of a program that left none."""
-    finding = {"kind": "crash", "message": message, "code": 0, "other": 0, "times": 1}
-    finding.update(block=(0, 0, 0), thread=(0, 0, 0))
-    return {"findings": [finding], "launches": [], "counters": [], "ended": True}
+def _rows(report: str) -> dict[str, list[list[str]]]:
+    rows: dict[str, list[list[str]]] = {"finding": [], "launch": [], "counters": []}
+    for line in report.rstrip("\n").split("\n"):
+        first, *words = line.split("\t")
+        rows.setdefault(first, []).append(words)
+    return rows
 
 
 def source_lines(executable: Path, source: str, codes: Sequence[int]) -> dict[int, tuple[str, int]]:

@@ -34,7 +34,7 @@ template <> void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const ms
 def run(body: str, programs: Path, host: str = "", threads: int = 64, seconds: float = 30) -> emulator.Report:
     path = programs / "wrong.cuh"
     path.write_text(SOURCE.format(body=body, host=host, threads=threads))
-    return emulator.run(emulator.compile(path, folder=programs), X, W, seconds=seconds)
+    return emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)], seconds=seconds)[0]
 
 
 #: A body, and the kinds of findings with their lines.
@@ -149,7 +149,7 @@ def together(programs: Path) -> tuple[emulator.Program, str]:
 def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program, str]) -> None:
     program, text = together
     before = text[: text.index(f"run_{KERNELS[name]}(")].count("\n")
-    report = emulator.run(program, X, np.resize(W, (KERNELS[name], *W.shape[1:])))
+    (report,) = emulator.run_layers(program, [(X, np.resize(W, (KERNELS[name], *W.shape[1:])))])
     lines = [[line and line - before + 3 for line in (one.line, one.other_line)] for one in report.findings]
     assert {(one.kind, *both) for one, both in zip(report.findings, lines)} == WRONG[name][1]
     assert all(one.file == "together.cuh" for one in report.findings if one.line)
@@ -236,7 +236,7 @@ y[i] = sum + s[i % 32][0];"""
     assert [hint.line for hint in hints[:2]] == [6, 9]
     assert hints[0].section.endswith("#bank-conflicts")
     assert hints[1].section.endswith("#coalescing")
-    assert hints[1].factor > 4
+    assert "32.0 different sectors" in hints[1].text
 
 
 def test_hints_on_a_narrow_block_whose_filters_are_in_global_memory(programs: Path) -> None:
@@ -248,8 +248,10 @@ for (int n = 0; n < 30; n++) sum += s[i / 16 * 20 + i % 16 + n] * w[n];
 y[i] = sum;"""
     hints = {hint.section.partition("#")[2]: hint for hint in run(body, programs).hints("wrong.cuh") if hint.line == 9}
     assert set(hints) == {"bank-conflicts", "reuse"}
-    assert hints["bank-conflicts"].factor == 2
-    assert "a block 32 threads wide" in hints["bank-conflicts"].text and "pad" not in hints["bank-conflicts"].text
+    assert (
+        "2.0 times as many cycles; a block 32 threads wide" in hints["bank-conflicts"].text
+        and "pad" not in hints["bank-conflicts"].text
+    )
 
 
 #: What the host's code does between a kernel's definition and its launch, and the findings.
@@ -278,7 +280,7 @@ def test_too_much_shared_memory_and_too_many_constants_are_found(programs: Path)
     (finding,) = run("__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];", programs).findings
     assert (finding.kind, finding.line) == ("call", 13)
     (programs / "wrong.cuh").write_text(SOURCE.replace("2 * 25", "16400").format(body="y[i] = 0;", host="", threads=64))
-    found = emulator.run(emulator.compile(programs / "wrong.cuh", folder=programs), X, W).findings
+    found = emulator.run_layers(emulator.compile(programs / "wrong.cuh", folder=programs), [(X, W)])[0].findings
     assert [(one.kind, one.line) for one in found] == [("call", 10)] and "bytes of __constant__" in found[0].message
 
 

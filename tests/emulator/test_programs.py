@@ -17,10 +17,14 @@ W = np.random.default_rng(1).standard_normal((6, 1, 5, 5)).astype(np.float32)
 Y = np.einsum("bchwpq,mcpq->bmhw", np.lib.stride_tricks.sliding_window_view(X, (5, 5), (2, 3)), W)
 
 
+def run(path: Path, programs: Path) -> emulator.Report:
+    return emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])[0]
+
+
 def report(source: str, programs: Path, name: str = "new-forward.cuh") -> emulator.Report:
     path = programs / name
     path.write_text(source)
-    return emulator.run(emulator.compile(path, folder=programs), X, W)
+    return run(path, programs)
 
 
 #: Submissions that use different parts of CUDA, and the error that their precision allows.
@@ -45,7 +49,7 @@ SLOW = "names_of_its_own"
     "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == SLOW else ()) for name in RIGHT]
 )
 def test_a_right_submission_is_right(name: str, programs: Path) -> None:
-    found = emulator.run(emulator.compile(SUBMISSIONS / f"{name}.cuh", folder=programs), X, W)
+    found = run(SUBMISSIONS / f"{name}.cuh", programs)
     np.testing.assert_allclose(found.y, Y, atol=RIGHT[name])
     assert found.findings == ()
     assert found.totals.global_loads > 0
@@ -152,5 +156,5 @@ def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:
-    found = emulator.run(emulator.compile(SUBMISSIONS / "dynamic_parallelism.cuh", folder=programs), X, W)
+    found = run(SUBMISSIONS / "dynamic_parallelism.cuh", programs)
     assert [(one.kind, one.line) for one in found.findings] == [("unsupported", 33)]

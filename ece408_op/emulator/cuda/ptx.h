@@ -23,7 +23,6 @@ inline void cp_async_cg_shared_global(unsigned to, const void *from) { copy_late
 inline void cp_async_ca_shared_global(unsigned to, const void *from, int bytes) { copy_later(to, from, bytes); }
 inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
-inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
 
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                               unsigned a1, unsigned a2, unsigned a3, unsigned b0,

@@ -255,29 +255,25 @@ void write_counters(FILE *to) {
             width[code] = n;
             for (int i = 1; i < n; i++) width[chain[i]] = 0;
         }
-    const char *separator = "";
+    // The numbers are in the order of COUNTED in ../_counters.py.
     for (const uint32_t code : codes) {
         const Counts &mine = counts[code];
         const bool shared = mine.space == Space::SHARED, global = mine.space == Space::GLOBAL || mine.space == Space::PROGRAM;
         if (!shared && !global) continue;
-        std::fprintf(to, "%s{\"code\": %u, ", separator, code);
-        separator = ",\n";
         const int joined = width.count(code) ? width[code] : 1;  // 0: the first of the accesses counts for all
         const long requests = joined ? mine.requests : 0;
         if (mine.operation == ATOMIC)
-            std::fprintf(to, "\"atomics\": %ld}", mine.requests);
+            std::fprintf(to, "counters\t%u\t0\t0\t%ld\n", code, mine.requests);
         else if (shared)
-            std::fprintf(to, "\"shared_requests\": %ld, \"wavefronts\": %ld, \"least_wavefronts\": %ld}", requests,
+            std::fprintf(to, "counters\t%u\t0\t0\t0\t0\t0\t%ld\t%ld\t%ld\n", code, requests,
                          joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts : 0);
         else
-            std::fprintf(to, "\"global_%ss\": %ld, \"sectors\": %ld, \"least_sectors\": %ld}",
-                         mine.operation == READ ? "load" : "store", requests, mine.sectors, mine.least_sectors);
+            std::fprintf(to, "counters\t%u\t%ld\t%ld\t0\t%ld\t%ld\n", code, mine.operation == READ ? requests : 0,
+                         mine.operation == READ ? 0 : requests, mine.sectors, mine.least_sectors);
     }
-    for (const auto &[code, block] : blocks) {
-        if (!block.divergent) continue;
-        std::fprintf(to, "%s{\"code\": %u, \"branches\": %ld, \"divergent\": %ld}", separator, code, block.entries, block.divergent);
-        separator = ",\n";
-    }
+    for (const auto &[code, block] : blocks)
+        if (block.divergent)
+            std::fprintf(to, "counters\t%u\t0\t0\t0\t0\t0\t0\t0\t0\t%ld\t%ld\n", code, block.entries, block.divergent);
 }
 
 void forget_counters() { counts.clear(), blocks.clear(); }
