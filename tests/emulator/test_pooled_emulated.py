@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cpu_kernels import arrays, assert_right
 from cuda_layers import chip_of
 from plan_runs import call_of, launch_all, run_plan
-from test_tanh_pool import arrays, assert_right
 
 from ece408_op.errors import ProblemError
 from ece408_op.kernels.cuda.float32 import sliding_window
@@ -47,12 +47,12 @@ def test_it_is_right(name, programs):
             if name == "sliding_window" and full and (plain.output_height % 2 or plain.output_width % 2):
                 assert "fuse" in kernel.not_supported_reasons(problem)[0]
                 continue
-            cases.append((*arrays(plain), full))
+            cases.append((problem, *arrays(problem)))
             plan = kernel.plan(problem, chip_of(80), aligned)
-            calls.append(call_of(kernel.text(plan), plan, problem, *cases[-1][:2]))
+            calls.append(call_of(kernel.text(plan), plan, *cases[-1]))
             multiples.append(aligned)
-    for (x, w, full), report in zip(cases, launch_all(calls, programs, True, multiples, ("uninitialised",))):
-        assert_right(report.buffers["y"], x, w, full)
+    for case, report in zip(cases, launch_all(calls, programs, True, multiples, ("uninitialised",))):
+        assert_right(kernel, *case, report.buffers["y"])
 
 
 @pytest.mark.parametrize("name", KERNELS)
