@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -27,128 +28,82 @@ DEPTHWISE = ConvProblem(128, 32, 112, 112, 32, 3, stride=(2, 2), pad=(1, 1), gro
 EXCLUDED = {"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13"}
 
 
-class Tensor:
-    """cuDNN's, which knows its shape; each setter returns it."""
-
-    def __init__(self, shape=None):
-        self.shape = shape
-
-    def __getattr__(self, name):
-        def setter(value):
-            if name == "set_dim":
-                self.shape = tuple(value)
-            return self
-
-        return setter
-
-
-class Graph:
-    """cuDNN's, which remembers what it was asked for."""
-
-    refuses = False
-    #: Milliseconds of the plans; None for one that cannot be built. Bytes of their scratch memory.
-    times: tuple[float | None, ...] = (2.0,)
-    workspaces = (3, 2, 1)
-    made: list[Graph] = []
-    now = 0.0
-    #: The streams whose unused memory was freed.
-    freed: list[Stream] = []
-
-    def __init__(self, **options):
-        self.excluded, self.asked, self.executed, self.ran = None, None, None, []
-        Graph.made.append(self)
-
-    def tensor(self, name, dim, stride, data_type):
-        return Tensor(tuple(dim))
-
-    def __getattr__(self, name):
-        def step(*given, **words):
-            if name.startswith("conv_"):
-                self.asked = name, words
-                return Tensor()
-            if name == "check_support" and self.refuses:
-                raise RuntimeError("no engine")
-
-        return step
-
-    def get_execution_plan_count(self):
-        return len(self.times)
-
-    def build_plan_at_index(self, number):
-        if self.times[number] is None:
-            raise RuntimeError("it is excluded")
-
-    def get_workspace_size_plan_at_index(self, number):
-        return self.workspaces[number]
-
-    def deselect_numeric_notes(self, notes):
-        self.excluded = set(notes)
-
-    def execute_plan_at_index(self, pointers, workspace, number, handle):
-        self.executed = {tensor.shape: pointer for tensor, pointer in pointers.items()}, workspace, handle
-        self.ran.append(number)
-        Graph.now += self.times[number]
-
-
 class Stream(nullcontext):
     """CuPy's, the current one; it may be captured in a CUDA graph."""
 
-    ptr, captured = 0, False
+    ptr = 0
 
-    def is_capturing(self):
-        return self.captured
-
-    def synchronize(self):
-        pass
+    def __init__(self, captured=False):
+        super().__init__()
+        self.is_capturing, self.synchronize = (lambda: captured), (lambda: None)
 
 
-class Event:
-    """CuPy's, of a GPU that only executes plans."""
+class Gpu:
+    """A GPU with the package cudnn, whose graphs remember what they were asked for; an address is 1000 + its bytes.
 
-    def record(self, stream):
-        self.at = Graph.now
+    times: milliseconds of the plans; None for one that cannot be built. workspaces: bytes of their scratch memory.
+    """
 
+    def __init__(self):
+        self.times, self.workspaces, self.now = [2.0], [3, 2, 1], 0.0
+        self.graphs, self.ran, self.freed, self.free_bytes = [], [], [], 1 << 40
+        self.package = MagicMock(pygraph=self.graph)
+        for name in (*EXCLUDED, "WINOGRAD"):
+            setattr(self.package.numerical_note, name, name)
+        self.package.create_handle.return_value = "handle"
 
-def cupy():
-    """Return as much of CuPy as cudnn.py needs; the address of ``size`` bytes is 1000 + size."""
-    return SimpleNamespace(
-        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=Graph.freed.append),
-        cuda=SimpleNamespace(
-            runtime=SimpleNamespace(getDevice=lambda: 0),
-            alloc=lambda size: SimpleNamespace(ptr=1000 + size),
-            get_current_stream=Stream,
-            Event=Event,
-            get_elapsed_time=lambda start, end: end.at - start.at,
-        ),
-    )
+    def graph(self, **options):
+        graph = MagicMock()
+        graph.tensor.side_effect = lambda name, dim, **_: tuple(dim)
+        graph.get_execution_plan_count.side_effect = lambda: len(self.times)
+        graph.build_plan_at_index.side_effect = self.build
+        graph.get_workspace_size_plan_at_index.side_effect = lambda number: self.workspaces[number]
+        graph.execute_plan_at_index.side_effect = self.execute
+        self.graphs.append(graph)
+        return graph
 
+    def build(self, number):
+        if self.times[number] is None:
+            raise RuntimeError("it is excluded")
 
-def forget():
-    """Plan and choose again."""
-    cudnn.forget_plans()
-    dispatch.forget_choices()
+    def execute(self, pointers, workspace, number, handle):
+        self.ran.append(number)
+        self.now += self.times[number]
+
+    def alloc(self, size):
+        if size > self.free_bytes:
+            raise MemoryError
+        return SimpleNamespace(ptr=1000 + size)
+
+    def event(self):
+        event = SimpleNamespace()
+        event.record = lambda stream: setattr(event, "at", self.now)
+        return event
+
+    def cupy(self):
+        """As much of CuPy as cudnn.py needs."""
+        return SimpleNamespace(
+            get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=self.freed.append),
+            cuda=SimpleNamespace(
+                runtime=SimpleNamespace(getDevice=lambda: 0),
+                alloc=self.alloc,
+                get_current_stream=Stream,
+                Event=self.event,
+                get_elapsed_time=lambda start, end: end.at - start.at,
+            ),
+        )
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Have a package cudnn, and one GPU."""
-    notes = SimpleNamespace(**{name: name for name in (*EXCLUDED, "WINOGRAD")})
-    package = SimpleNamespace(
-        backend_version=lambda: 91900,
-        create_handle=lambda: "handle",
-        set_stream=lambda handle, stream: None,
-        pygraph=Graph,
-        numerical_note=notes,
-        data_type=SimpleNamespace(FLOAT="float"),
-        heur_mode=SimpleNamespace(A="a", FALLBACK="fallback"),
-    )
-    monkeypatch.setitem(sys.modules, "cudnn", package)
-    monkeypatch.setattr(cuda, "cupy", cupy)
-    monkeypatch.setattr(Graph, "made", [])
-    monkeypatch.setattr(Graph, "freed", [])
-    forget()
-    yield package
-    forget()
+def gpu(monkeypatch):
+    gpu = Gpu()
+    monkeypatch.setitem(sys.modules, "cudnn", gpu.package)
+    monkeypatch.setattr(cuda, "cupy", gpu.cupy)
+    cudnn.forget_plans()
+    dispatch.forget_choices()
+    yield gpu
+    cudnn.forget_plans()
+    dispatch.forget_choices()
 
 
 #: A layer whose maps fill a small part of the FFT's tiles.
@@ -169,7 +124,7 @@ FASTER = [
 
 
 @pytest.mark.parametrize(("problem", "architectures"), FASTER, ids=str)
-def test_auto_takes_it_where_it_is_faster(installed, problem, architectures):
+def test_auto_takes_it_where_it_is_faster(gpu, problem, architectures):
     chosen = {a for a in (70, 80, 90) if dispatch.select(problem, "gpu", chip=chip_of(a)) is cudnn.KERNEL}
     assert chosen == architectures
 
@@ -177,41 +132,41 @@ def test_auto_takes_it_where_it_is_faster(installed, problem, architectures):
 @pytest.mark.parametrize(
     ("problem", "name"), [(STRIDED, "fprop"), (STRIDED.data_gradient, "dgrad"), (STRIDED.weight_gradient, "wgrad")]
 )
-def test_it_asks_for_the_convolution_in_float32(installed, problem, name):
+def test_it_asks_for_the_convolution_in_float32(gpu, problem, name):
     plan = cudnn.KERNEL.plan(problem, chip_of(90), 16)
-    (graph,) = Graph.made
-    asked, words = graph.asked
-    assert asked == f"conv_{name}"
+    (graph,) = gpu.graphs
+    asked = getattr(graph, f"conv_{name}")
+    words = asked.call_args.kwargs
     assert (words["stride"], words["padding"], words["dilation"]) == ([2, 2], [1, 1], [1, 1])
-    assert graph.excluded == EXCLUDED
+    assert set(graph.deselect_numeric_notes.call_args.args[0]) == EXCLUDED
+    out = asked.return_value
+    out.set_output().set_data_type().set_dim.assert_called_once_with(list(problem.shapes[2]))
     (call,) = plan.steps(problem.batch)
     assert plan.launch_ranges(problem.batch) == [(0, problem.batch)]
     call.call(dict(zip(problem.operands, (16, 32, 48))), Stream())
-    assert graph.executed == (dict(zip(problem.shapes, (16, 32, 48))), 1003, "handle")
+    pointers = dict(zip((*problem.shapes[:2], out), (16, 32, 48)))
+    graph.execute_plan_at_index.assert_called_with(pointers, 1003, 0, handle="handle")
 
 
-def ran(problem, *streams):
-    """Return the numbers of the plans that a call on each stream executed."""
-    (call,) = cudnn.KERNEL.plan(problem, chip_of(90), 16).steps(problem.batch)
-    (graph,) = Graph.made
+def ran(gpu, *streams):
+    """Return the numbers of the plans that a call of STRIDED on each stream executed."""
+    (call,) = cudnn.KERNEL.plan(STRIDED, chip_of(90), 16).steps(STRIDED.batch)
     executed = []
     for stream in streams:
-        graph.ran.clear()
-        call.call(dict(zip(problem.operands, (16, 32, 48))), stream)
-        executed.append(list(graph.ran))
+        gpu.ran = []
+        call.call(dict(zip(STRIDED.operands, (16, 32, 48))), stream)
+        executed.append(gpu.ran)
     return executed
 
 
-def test_the_first_call_finds_the_fastest_plan(installed, monkeypatch):
-    monkeypatch.setattr(Graph, "times", (None, 2.0, 1.0, None, 3.0))
-    monkeypatch.setattr(Graph, "workspaces", (0, 1, 2, 3, 4))
+def test_the_first_call_finds_the_fastest_plan(gpu):
+    gpu.times, gpu.workspaces = [None, 2.0, 1.0, None, 3.0], [0, 1, 2, 3, 4]
     streams = Stream(), Stream()
-    first, second = ran(STRIDED, *streams)
-    assert Graph.freed == [streams[0]]
+    first, second = ran(gpu, *streams)
+    assert gpu.freed == [streams[0]]
     assert set(first) == {1, 2, 4}
-    assert first[-1] == 2
-    assert second == [2]
-    assert Graph.made[0].executed[1] == 1002
+    assert (first[-1], second) == (2, [2])
+    assert gpu.graphs[0].execute_plan_at_index.call_args.args[1] == 1002
 
 
 def test_each_batch_has_a_first_run_of_its_own():
@@ -220,40 +175,25 @@ def test_each_batch_has_a_first_run_of_its_own():
     assert dispatch.find("naive").prepared_with(WIDE) == WIDE.with_batch(1)
 
 
-def test_no_plan_is_timed_while_a_graph_is_captured(installed, monkeypatch):
-    monkeypatch.setattr(Graph, "times", (2.0, 1.0))
-    captured = Stream()
-    captured.captured = True
-    during, after, last = ran(STRIDED, captured, Stream(), captured)
-    assert (during, last) == ([0], [1])
-    assert after[-1] == 1
+def test_no_plan_is_timed_while_a_graph_is_captured(gpu):
+    gpu.times = [2.0, 1.0]
+    during, after, last = ran(gpu, Stream(captured=True), Stream(), Stream(captured=True))
+    assert (during, after[-1], last) == ([0], 1, [1])
 
 
-def test_plans_are_timed_for_a_limited_time(installed, monkeypatch):
-    """Ten of twelve plans; slow ones by one call after the warm-up; none after a second."""
-    monkeypatch.setattr(Graph, "workspaces", (1,) * 12)
-    monkeypatch.setattr(Graph, "times", (1.0,) * 12)
-    assert set(ran(STRIDED, Stream())[0]) == set(range(10))
-    forget()
-    Graph.made.clear()
-    monkeypatch.setattr(Graph, "times", (100.0,) * 12)
-    monkeypatch.setattr(cudnn, "TIMED_SECONDS", 0.0)
-    assert ran(STRIDED, Stream())[0] == [0, 0, 0]
+@pytest.mark.parametrize(("milliseconds", "limit", "plans"), [(1.0, cudnn.TIMED_SECONDS, range(10)), (100.0, 0.0, [0])])
+def test_plans_are_timed_for_a_limited_time(gpu, milliseconds, limit, plans, monkeypatch):
+    """Ten of twelve plans; no other plan after the limit, and a slow one by one call after the warm-up."""
+    gpu.times, gpu.workspaces = [milliseconds] * 12, [1] * 12
+    monkeypatch.setattr(cudnn, "TIMED_SECONDS", limit)
+    (first,) = ran(gpu, Stream())
+    assert set(first) == set(plans)
+    assert limit or first == [0, 0, 0]
 
 
-def test_a_plan_without_room_is_left_out(installed, monkeypatch):
-    monkeypatch.setattr(Graph, "times", (2.0, 1.0))
-    monkeypatch.setattr(Graph, "workspaces", (1, 1 << 30))
-    module = cupy()
-
-    def alloc(size):
-        if size > 1:
-            raise MemoryError
-        return SimpleNamespace(ptr=size)
-
-    monkeypatch.setattr(module.cuda, "alloc", alloc)
-    monkeypatch.setattr(cuda, "cupy", lambda: module)
-    assert ran(STRIDED, Stream(), Stream())[1] == [0]
+def test_a_plan_without_room_is_left_out(gpu):
+    gpu.times, gpu.workspaces, gpu.free_bytes = [2.0, 1.0], [1, 1 << 30], 1
+    assert ran(gpu, Stream(), Stream())[1] == [0]
 
 
 def test_its_bound_covers_winograds_transforms():
@@ -274,10 +214,10 @@ def test_its_bound_covers_winograds_transforms():
         assert found.passed, found
 
 
-def test_a_problem_that_it_refuses_goes_to_our_kernels(installed, monkeypatch):
-    monkeypatch.setattr(Graph, "refuses", True)
+def test_a_problem_that_it_refuses_goes_to_our_kernels(gpu):
+    gpu.times = []
     assert dispatch.select(FIRST.data_gradient, "gpu", chip=chip_of(90)).name == "blocked_gemm"
-    with pytest.raises(UnsupportedError, match="cuDNN: expected a plan for the data gradient of .*, got no engine"):
+    with pytest.raises(UnsupportedError, match="cuDNN: expected a plan for the data gradient of .*, got none that"):
         dispatch.select(FIRST.data_gradient, "gpu", "cudnn", chip=chip_of(90))
 
 
