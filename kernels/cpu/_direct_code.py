@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from llvmlite import ir
-
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
 
 from . import _tanh_pool
@@ -54,9 +52,9 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
             for v in range(vectors)
         ]
         sums = [f.vector(0.0)] * len(outputs)
-        if not plan.single:
-            sums = _sums_so_far(f, done, sums, outputs)
-        with f.loop(layer.channels if plan.single else channels, sums) as c:
+        if plan.pass_count > 1:
+            sums = [done.equals(0).select(zero, output.load(lanes)) for zero, output in zip(sums, outputs)]
+        with f.loop(channels if plan.pass_count > 1 else layer.channels, sums) as c:
             with f.loop(kernel, c.values) as p:
                 with f.when(c.index < ahead):
                     _shift_ahead(plan, (source, later, to), c.index, p.index)
@@ -84,25 +82,12 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
     return f
 
 
-def _sums_so_far(f: Function, done: Value, zeros: list[Value], outputs: list[Value]) -> list[Value]:
-    """Return zeros in the first pass, and the sums that earlier passes left in y in the later ones."""
-    b, before = f.b, f.b.block
-    with f.when(~done.equals(0)):
-        found = [output.load(f.module.target.lanes) for output in outputs]
-        loaded = b.block
-    sums: list[ir.PhiInstr] = [b.phi(zero.ir.type) for zero in zeros]
-    for total, zero, value in zip(sums, zeros, found):
-        total.add_incoming(zero.ir, before)
-        total.add_incoming(value.ir, loaded)
-    return [Value(f, total) for total in sums]
-
-
 def _prefetch_outputs(plan: DirectPlan, size: tuple[int, int], y_next: Value, tap_row: Value) -> None:
     """Prefetch a share of the lines of y where the next tile ends: the tap rows of this tile prefetch all of them."""
     filters, vectors = size
     plane = plan.layer.output_height * plan.layer.output_width
     lines = -(-vectors * plan.lanes // LINE_FLOATS) + 1
-    count = -(-filters * lines // (plan.passes[-1][0] * plan.layer.kernel))
+    count = -(-filters * lines // (plan.layer.channels // plan.pass_count * plan.layer.kernel))
     for number in range(count):
         line = tap_row * count + number
         y_next[(line // lines).min(filters - 1) * plane + line % lines * LINE_FLOATS].prefetch(write=True)
@@ -160,14 +145,12 @@ class _Unit(NamedTuple):
 
 def _unit(plan: DirectPlan, x: Value, y: Value, number: Value) -> _Unit:
     """Emit the addresses and sizes of unit ``number`` of the image at x and y."""
-    layer, (size, many) = plan.layer, plan.passes[0]
+    layer = plan.layer
     band, number_in_band = number // plan.pass_count, number % plan.pass_count
     row = (band * plan.rows).min(layer.output_height - plan.rows)
-    smaller = number_in_band >= many  # by one channel each
-    channels = smaller.select(plan.passes[-1][0], size)
-    done = number_in_band * size - smaller.select(number_in_band - many, 0)
+    done, end = ((number_in_band + n) * layer.channels // plan.pass_count for n in range(2))
     pixels = done * (layer.height * layer.width) + row * layer.width
-    return _Unit(x[pixels], y[row * layer.output_width], channels, done)
+    return _Unit(x[pixels], y[row * layer.output_width], end - done, done)
 
 
 def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:

@@ -20,9 +20,6 @@ LATENCY, PER_CYCLE = 4, 2
 #: from spilling (4 x 3 in 16 registers spilled, and took twice as long).
 SPARE = 2
 
-#: Cycles to move a vector between L1 and L2.
-ACCESS = 4
-
 
 def step_cycles(filters: int, vectors: int, loads_per_vector: float = 1.5) -> float:
     """Return the cycles to load vectors and a weight of each filter, and to multiply each vector by each weight.
@@ -57,12 +54,11 @@ class DirectPlan:
 
     blocks        filters per block
     tiles         vectors of output pixels per tile
-    passes        channels per pass; a later pass adds to the sums that the earlier ones left in y
+    pass_count    passes over the channels; a later pass adds to the sums that the earlier ones left in y
     rows, bands   output rows per band; the last of the bands may overlap the one before
     pixels        output pixels in a band of a plane
     shifted_rows  rows of the image that a band needs
     in_place      whether the image is its own shifted copy: filters of one column, no vector beyond the last pixel
-    single        whether one pass takes all channels
     units         passes over all bands of an image
     tile_count    tiles in a band of a plane
     rows_ahead    rows of the next unit that each tile shifts, while there are any left
@@ -74,23 +70,21 @@ class DirectPlan:
     """
 
     def __init__(
-        self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, passes: Pieces, rows: int, bands: int
+        self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, pass_count: int, rows: int, bands: int
     ) -> None:
         self.layer, self.lanes, self.rows, self.bands = layer, lanes, rows, bands
-        self.blocks, self.tiles, self.passes = blocks, tiles, passes
+        self.blocks, self.tiles, self.pass_count = blocks, tiles, pass_count
         self.pixels, plane = rows * layer.output_width, layer.output_height * layer.output_width
         self.shifted_rows = rows + layer.kernel - 1
         self.in_place = layer.kernel_width == 1 and self.pixels >= lanes
         self.channel_stride = layer.height * layer.width if self.in_place else self.shifted_rows * layer.output_width
-        self.shift_stride = passes[0][0] * self.channel_stride
-        self.single = passes == ((layer.channels, 1),)
-        self.pass_count = sum(count for _, count in passes)
+        self.shift_stride = -(-layer.channels // pass_count) * self.channel_stride
         self.units = bands * self.pass_count
         self.tile_count = sum(count for _, count in tiles)
         self.rows_ahead = -(-self.shifted_rows // (self.tile_count * sum(count for _, count in blocks)))
         self.copies = whole_lines(layer.kernel_width * self.shift_stride + lanes)
         self.scratch = 0 if self.in_place else 2 * self.copies
-        self.nontemporal = self.single and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
+        self.nontemporal = pass_count == 1 and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
 
 
 def _last_two_together(tiles: Pieces) -> Pieces:
@@ -104,40 +98,39 @@ def _last_two_together(tiles: Pieces) -> Pieces:
 
 
 def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
-    """Return (channels per pass, rows per band, bands): the cheapest whose shifted rows fit ``limit`` bytes.
+    """Return (passes, rows per band, bands) that move the fewest vectors, and whose shifted rows fit ``limit`` bytes.
 
     More passes read and write y more often; more bands shift more rows twice. If none fits, a unit is as small as later
     passes allow.
     """
     kernel, copies, columns = layer.kernel, layer.kernel_width, layer.output_width
     best = (float("inf"), 0, 0, 0)
-    for channels in sorted({-(-layer.channels // pieces) for pieces in range(1, layer.channels + 1)}, reverse=True):
+    for passes in range(1, layer.channels + 1):
+        channels = -(-layer.channels // passes)
         fitting = limit // (4 * copies * channels * columns) - kernel + 1
         if fitting < 1 < channels:
             continue
         bands = -(-layer.output_height // max(1, fitting))
         rows = -(-layer.output_height // bands)
-        passes = -(-layer.channels // channels)
         if passes > 1 and rows * columns < lanes:
             continue  # a later pass cannot add to less than a vector
         shifted = layer.channels * copies * (rows + kernel - 1) * bands * -(-columns // lanes)
         added = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
-        best = min(best, (ACCESS * (shifted + added), channels, rows, bands))
-    _, channels, rows, bands = best
+        best = min(best, (shifted + added, passes, rows, bands))
+    _, passes, rows, bands = best
     if not rows:
-        return (1 if layer.output_height * columns >= lanes else layer.channels), layer.output_height, 1
-    return channels, rows, bands
+        return (layer.channels if layer.output_height * columns >= lanes else 1), layer.output_height, 1
+    return passes, rows, bands
 
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> DirectPlan:
     """Return the fastest predicted tiling for vectors of ``lanes`` floats, such registers, and an L2 of that size."""
-    channels, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
-    passes = share_out(layer.channels, channels)
+    passes, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
     pixels = rows * layer.output_width
     vectors = -(-pixels // lanes)
     # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
-    together = pixels % lanes != 0 and sum(count for _, count in passes) > 1
+    together = pixels % lanes != 0 and passes > 1
     merged = _last_two_together if together else tuple
     sizes = sorted((v, f) for f, v in tile_sizes(registers, SPARE))
     cuts = [(share_out(layer.filters, f), merged(share_out(vectors, v))) for v, f in sizes]
