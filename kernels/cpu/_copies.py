@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Function, Module
 
 from ._ir import copy_rows, windows_inside
@@ -27,7 +28,7 @@ class Copies:
     def __init__(self, layer: ConvProblem, lanes: int) -> None:
         self.layer, self.lanes = layer, lanes
         self.pixels = layer.output_height * layer.output_width
-        self.rows = -(-(layer.height + 2 * layer.pad[0]) // layer.stride[0])
+        self.rows = ceil_div(layer.height + 2 * layer.pad[0], layer.stride[0])
         self.copy = layer.stride[0] * self.rows * layer.output_width
         self.channel = layer.kernel_width * self.copy
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
 
 from . import _tanh_pool
 from ._direct_plan import DirectPlan
-from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_piece, store_first
+from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_part, store_first
 from ._tanh_pool import Pooling
 
 #: Columns of a filter that are unrolled; the columns of a larger filter are a loop.
@@ -86,8 +87,8 @@ def _prefetch_outputs(plan: DirectPlan, size: tuple[int, int], y_next: Value, ta
     """Prefetch a share of the lines of y where the next tile ends: the tap rows of this tile prefetch all of them."""
     filters, vectors = size
     plane = plan.layer.output_height * plan.layer.output_width
-    lines = -(-vectors * plan.lanes // LINE_FLOATS) + 1
-    count = -(-filters * lines // (plan.layer.channels // plan.pass_count * plan.layer.kernel))
+    lines = ceil_div(vectors * plan.lanes, LINE_FLOATS) + 1
+    count = ceil_div(filters * lines, plan.layer.channels // plan.pass_count * plan.layer.kernel)
     for number in range(count):
         line = tap_row * count + number
         y_next[(line // lines).min(filters - 1) * plane + line % lines * LINE_FLOATS].prefetch(write=True)
@@ -100,12 +101,12 @@ def _shift_ahead(plan: DirectPlan, pointers: tuple[Value, Value, Value], c: Valu
     """
     layer, (source, later, to) = plan.layer, pointers
     channel = c * (layer.height * layer.width)
-    count = -(-(-(-plan.rows_ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
+    count = ceil_div(ceil_div(plan.rows_ahead * layer.width, LINE_FLOATS) + 1, layer.kernel)
     for number in range(count):
         (source if plan.in_place else later)[channel][p * (count * LINE_FLOATS) + number * LINE_FLOATS].prefetch()
     if plan.in_place:
         return
-    shifts = -(-layer.kernel_width // layer.kernel)
+    shifts = ceil_div(layer.kernel_width, layer.kernel)
     for number in range(shifts):
         q = (p * shifts + number).min(layer.kernel_width - 1)
         shifted = to[c * plan.channel_stride + q * plan.shift_stride]
@@ -163,10 +164,10 @@ def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:
     tiles = {size: _tile(module, plan, size, nontemporal) for size in sizes}
     with Function(module, "compute", "w y shifted source later to", "channels done ahead") as f:
         w, y, shifted, source, later, to, channels, done, ahead = f.arguments
-        for filters, above, block in each_piece(f, plan.blocks):
+        for filters, above, block in each_part(f, plan.blocks):
             weights = w[above * layer.products + done * (layer.products // layer.channels * filters)]
             outputs = y[above * plane]
-            for vectors, covered, count in each_piece(f, plan.tiles):
+            for vectors, covered, count in each_part(f, plan.tiles):
                 pixel = covered * lanes
                 last = (pixel + (vectors - 1) * lanes).min(max(plan.pixels - lanes, 0))
                 following = pixel + vectors * lanes

@@ -22,11 +22,12 @@ from functools import cache
 from typing import Any
 
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
 
 from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
-from ._ir import LINE_FLOATS, Pieces, add_products, claimed_images, each_piece, transposed, whole_lines
+from ._ir import LINE_FLOATS, Partition, add_products, claimed_images, each_part, transposed, whole_lines
 
 #: Bytes of sums that are stored [pixel][filter], so that they stay in L1 or near it.
 STAGE_BYTES = 64 * 1024
@@ -46,12 +47,12 @@ class FilterPlan:
     lines_ahead  cache lines of the next image that each tile prefetches
     """
 
-    def __init__(self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, rows: int) -> None:
+    def __init__(self, layer: ConvProblem, lanes: int, blocks: Partition, tiles: Partition, rows: int) -> None:
         self.layer, self.lanes, self.blocks, self.tiles, self.rows = layer, lanes, blocks, tiles, rows
         self.pixels = rows * layer.output_width
         self.scratch = whole_lines(self.pixels * blocks[0][0])
         tile_count = layer.output_height * sum(n for _, n in tiles) * sum(n for _, n in blocks)
-        self.lines_ahead = -(-math.prod(layer.x_shape[1:]) // (LINE_FLOATS * tile_count))
+        self.lines_ahead = ceil_div(math.prod(layer.x_shape[1:]), LINE_FLOATS * tile_count)
 
 
 @cache
@@ -68,8 +69,9 @@ def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPl
         return None
     sizes = sorted((v, p) for p, v in tile_sizes(registers, SPARE))
     blocks, tiles = fastest_tiling(layer.filters // lanes, layer.output_width, sizes, _tap_cycles)
-    rows = max(1, STAGE_BYTES // (4 * blocks[0][0] * lanes * layer.output_width), -(-lanes // layer.output_width))
-    rows = -(-layer.output_height // -(-layer.output_height // min(layer.output_height, rows)))  # as even as possible
+    rows = max(1, STAGE_BYTES // (4 * blocks[0][0] * lanes * layer.output_width), ceil_div(lanes, layer.output_width))
+    rows = min(layer.output_height, rows)
+    rows = ceil_div(layer.output_height, ceil_div(layer.output_height, rows))  # as even as possible
     return FilterPlan(layer, lanes, tuple((v * lanes, n) for v, n in blocks), tiles, rows)
 
 
@@ -90,11 +92,11 @@ def _tile(module: Module, plan: FilterPlan, size: tuple[int, int]) -> Function:
         with f.loop(layer.channels, [f.vector(0.0)] * (vectors * pixels)) as c:
             with f.loop(layer.kernel, c.values) as p:
                 tap_row = c.index * layer.kernel + p.index
-                planes = -(-filters // tap_rows)
+                planes = ceil_div(filters, tap_rows)
                 for number in range(planes):
                     m = (tap_row * planes + number).min(filters - 1)
                     y[m * (layer.output_height * layer.output_width)].prefetch(write=True)
-                lines = -(-plan.lines_ahead // tap_rows)
+                lines = ceil_div(plan.lines_ahead, tap_rows)
                 for number in range(lines):
                     later[tap_row * (lines * LINE_FLOATS) + number * LINE_FLOATS].prefetch()
                 row = x[c.index * (layer.height * layer.width) + p.index * layer.width]
@@ -118,7 +120,7 @@ def _transpose(module: Module, plan: FilterPlan, filters: int) -> Function:
     lanes, plane = plan.lanes, plan.layer.output_height * plan.layer.output_width
     with Function(module, f"transpose_{filters}", "sums y") as f:
         sums, y = f.arguments
-        with f.range(-(-plan.pixels // lanes)) as many, f.range(filters // lanes) as group:
+        with f.range(ceil_div(plan.pixels, lanes)) as many, f.range(filters // lanes) as group:
             first, m = (many * lanes).min(plan.pixels - lanes), group * lanes
             source, to = sums[first * filters + m], y[m * plane + first]
             rows = [source[i * filters].load(lanes, aligned=True) for i in range(lanes)]
@@ -136,7 +138,7 @@ def transpose_function(products: int, target: Cpu) -> Any:
     lanes = target.lanes
     with Function(Module("pack", target), "pack", "w packed", "filters", exported=True) as f:
         w, packed, filters = f.arguments
-        with f.range(filters // lanes) as group, f.range(-(-products // lanes)) as many:
+        with f.range(filters // lanes) as group, f.range(ceil_div(products, lanes)) as many:
             first = (many * lanes).min(products - lanes)
             source, to = w[group * (lanes * products) + first], packed[first * filters + group * lanes]
             for i, column in enumerate(transposed([source[i * products].load(lanes) for i in range(lanes)])):
@@ -152,10 +154,10 @@ def _rows(module: Module, plan: FilterPlan) -> Function:
     tile_count, block_count = (sum(n for _, n in pieces) for pieces in (plan.tiles, plan.blocks))
     with Function(module, "rows", "x w y sums later", "band") as f:
         x, w, y, sums, later, band = f.arguments
-        for filters, above, block in each_piece(f, plan.blocks):
+        for filters, above, block in each_part(f, plan.blocks):
             weights, outputs = w[above * layer.products], y[above * plane]
             with f.range(plan.rows) as row:
-                for pixels, column, number in each_piece(f, plan.tiles):
+                for pixels, column, number in each_part(f, plan.tiles):
                     pixel = row * layer.output_width + column
                     tile_in_image = (band * block_count + block) * (plan.rows * tile_count) + row * tile_count + number
                     ahead = later[tile_in_image * (plan.lines_ahead * LINE_FLOATS)]
@@ -171,7 +173,7 @@ def build(plan: FilterPlan, target: Cpu) -> Function:
     rows, (x_size, y_size) = _rows(module, plan), (math.prod(shape[1:]) for shape in (layer.x_shape, layer.y_shape))
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
-        bands = -(-layer.output_height // plan.rows)
+        bands = ceil_div(layer.output_height, plan.rows)
         with claimed_images(counter, images, most, parts) as each, f.range(bands) as band:
             row = (band * plan.rows).min(layer.output_height - plan.rows)
             here = x[each.image * x_size][row * layer.width]

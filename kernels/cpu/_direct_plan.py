@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import cache
 
 from ece408_op.problem import ConvProblem, Pair
+from ece408_op.runtime.launch import ceil_div
 
-from ._ir import Pieces, share_out, whole_lines
+from ._ir import Partition, partition, whole_lines
 
 #: Bytes of a unit's shifted rows, at most, and as a share of L2, which holds two units' and the weights and outputs in
 #: use. Less makes more bands and passes; more made all layers tried slower.
@@ -36,16 +37,16 @@ def tile_sizes(registers: int, spare: int) -> list[Pair]:
     return [(f, v) for f in numbers for v in numbers if f * v + v + spare <= registers]
 
 
-def total_cycles(first: Pieces, second: Pieces, cycles: Callable[[int, int], float]) -> float:
+def total_cycles(first: Partition, second: Partition, cycles: Callable[[int, int], float]) -> float:
     """Return the cycles of all tiles, each a piece of one size times a piece of another."""
     return sum(m * n * cycles(a, b) for a, m in first for b, n in second)
 
 
 def fastest_tiling(
     first: int, second: int, sizes: list[Pair], cycles: Callable[[int, int], float]
-) -> tuple[Pieces, Pieces]:
+) -> tuple[Partition, Partition]:
     """Return the pieces of two sizes, of the largest pieces ``sizes``, whose tiles take the fewest cycles together."""
-    cuts = [(share_out(first, a), share_out(second, b)) for a, b in sizes]
+    cuts = [(partition(first, a), partition(second, b)) for a, b in sizes]
     return min(cuts, key=lambda cut: total_cycles(cut[0], cut[1], cycles))
 
 
@@ -70,24 +71,24 @@ class DirectPlan:
     """
 
     def __init__(
-        self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, pass_count: int, rows: int, bands: int
+        self, layer: ConvProblem, lanes: int, blocks: Partition, tiles: Partition, passes: int, rows: int, bands: int
     ) -> None:
         self.layer, self.lanes, self.rows, self.bands = layer, lanes, rows, bands
-        self.blocks, self.tiles, self.pass_count = blocks, tiles, pass_count
+        self.blocks, self.tiles, self.pass_count = blocks, tiles, passes
         self.pixels, plane = rows * layer.output_width, layer.output_height * layer.output_width
         self.shifted_rows = rows + layer.kernel - 1
         self.in_place = layer.kernel_width == 1 and self.pixels >= lanes
         self.channel_stride = layer.height * layer.width if self.in_place else self.shifted_rows * layer.output_width
-        self.shift_stride = -(-layer.channels // pass_count) * self.channel_stride
+        self.shift_stride = ceil_div(layer.channels, passes) * self.channel_stride
         self.units = bands * self.pass_count
         self.tile_count = sum(count for _, count in tiles)
-        self.rows_ahead = -(-self.shifted_rows // (self.tile_count * sum(count for _, count in blocks)))
+        self.rows_ahead = ceil_div(self.shifted_rows, self.tile_count * sum(count for _, count in blocks))
         self.copies = whole_lines(layer.kernel_width * self.shift_stride + lanes)
         self.scratch = 0 if self.in_place else 2 * self.copies
-        self.nontemporal = pass_count == 1 and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
+        self.nontemporal = passes == 1 and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
 
 
-def _last_two_together(tiles: Pieces) -> Pieces:
+def _merged_last_tile(tiles: Partition) -> Partition:
     """Merge a last tile of one vector with the one before it. The merged tile may spill: it is one of many."""
     size, count = tiles[-1]
     if size > 1 or sum(many for _, many in tiles) == 1:
@@ -106,16 +107,16 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
     kernel, copies, columns = layer.kernel, layer.kernel_width, layer.output_width
     best = (float("inf"), 0, 0, 0)
     for passes in range(1, layer.channels + 1):
-        channels = -(-layer.channels // passes)
+        channels = ceil_div(layer.channels, passes)
         fitting = limit // (4 * copies * channels * columns) - kernel + 1
         if fitting < 1 < channels:
             continue
-        bands = -(-layer.output_height // max(1, fitting))
-        rows = -(-layer.output_height // bands)
+        bands = ceil_div(layer.output_height, max(1, fitting))
+        rows = ceil_div(layer.output_height, bands)
         if passes > 1 and rows * columns < lanes:
             continue  # a later pass cannot add to less than a vector
-        shifted = layer.channels * copies * (rows + kernel - 1) * bands * -(-columns // lanes)
-        added = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
+        shifted = layer.channels * copies * (rows + kernel - 1) * bands * ceil_div(columns, lanes)
+        added = (passes - 1) * layer.filters * bands * ceil_div(rows * columns, lanes)
         best = min(best, (shifted + added, passes, rows, bands))
     _, passes, rows, bands = best
     if not rows:
@@ -128,12 +129,12 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> 
     """Return the fastest predicted tiling for vectors of ``lanes`` floats, such registers, and an L2 of that size."""
     passes, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
     pixels = rows * layer.output_width
-    vectors = -(-pixels // lanes)
+    vectors = ceil_div(pixels, lanes)
     # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
     together = pixels % lanes != 0 and passes > 1
-    merged = _last_two_together if together else tuple
+    merged = _merged_last_tile if together else tuple
     sizes = sorted((v, f) for f, v in tile_sizes(registers, SPARE))
-    cuts = [(share_out(layer.filters, f), merged(share_out(vectors, v))) for v, f in sizes]
+    cuts = [(partition(layer.filters, f), merged(partition(vectors, v))) for v, f in sizes]
 
     def cycles(filters: int, vectors: int) -> float:
         return layer.products * step_cycles(filters, vectors) + filters * vectors + 12

@@ -10,13 +10,14 @@ from typing import Callable
 import numpy as np
 from llvmlite import ir
 
+from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import F64, I32, I64, VOID, Function, Operand, Value
 
 #: Floats in a cache line.
 LINE_FLOATS = 16
 
 #: A size in pieces: (size, count) pairs, larger sizes first.
-Pieces = tuple[tuple[int, int], ...]
+Partition = tuple[tuple[int, int], ...]
 
 #: Vectors of a row, or of several, that are copied without a loop.
 UNROLLED_COPIES = 8
@@ -24,12 +25,12 @@ UNROLLED_COPIES = 8
 
 def whole_lines(floats: int) -> int:
     """Return ``floats`` rounded up to whole cache lines."""
-    return -(-floats // LINE_FLOATS) * LINE_FLOATS
+    return round_up(floats, LINE_FLOATS)
 
 
-def share_out(total: int, largest: int) -> Pieces:
+def partition(total: int, largest: int) -> Partition:
     """Divide ``total`` into the fewest pieces of at most ``largest``, as even as possible."""
-    pieces = -(-total // largest)
+    pieces = ceil_div(total, largest)
     size, larger = divmod(total, pieces)
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
 
@@ -40,7 +41,7 @@ def windows_inside(size: int, windows: int, stride: int, start: int) -> tuple[in
     return first, max(0, last - first + 1)
 
 
-def packed(blocks: Pieces, w: np.ndarray) -> np.ndarray:
+def packed(blocks: Partition, w: np.ndarray) -> np.ndarray:
     """Return filters, shape (..., filters, products), as (...) x [block][product][filter of the block]."""
     parts, first = [], 0
     for filters, count in blocks:
@@ -145,12 +146,12 @@ def lane_sums(rows: list[Value]) -> Value:
     return rows[0]
 
 
-def every_second(one: Value, other: Value, first: int) -> Value:
+def deinterleaved(one: Value, other: Value, first: int) -> Value:
     """Return a vector of every second float of two vectors, from number ``first`` on."""
     return one.shuffle(other, range(first, 2 * one.ir.type.count, 2))
 
 
-def each_piece(f: Function, pieces: Pieces) -> Iterator[tuple[int, Value, Value]]:
+def each_part(f: Function, pieces: Partition) -> Iterator[tuple[int, Value, Value]]:
     """Emit a loop per (size, count) pair around the code that is built for each item.
 
     An item is a piece's size, the sum of the sizes of the pieces before it, and their number.

@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import Function, Module, Value
 
-from ._ir import every_second
+from ._ir import deinterleaved
 
 #: The error bound of tanh, in units in the last place of the result.
 TANH_ULPS = 3
@@ -59,12 +60,12 @@ class Pooling:
 
     def scratch(self, lanes: int) -> int:
         """Return the floats of scratch: an image's convolution, its maxima, and what is read beyond each."""
-        return self.stage(lanes) + -(-self.size // lanes) * lanes + 2 * lanes
+        return self.stage(lanes) + round_up(self.size, lanes) + 2 * lanes
 
     def stage(self, lanes: int) -> int:
         """Return the floats of an image's convolution, and of what is read beyond it."""
         size = self.layer.filters * self.layer.output_height * self.layer.output_width
-        return -(-size // lanes) * lanes + 4 * lanes
+        return round_up(size, lanes) + 4 * lanes
 
 
 def tanh(x: Value) -> Value:
@@ -109,17 +110,17 @@ def build(module: Module, pooling: Pooling) -> Function:
             bottom = stage[m * plane + (row * 2 + 1).min(layer.output_height - 1) * columns]
             to = maxima[m * (pooling.rows * pooling.columns) + row * pooling.columns]
             # The next row overwrites what a row's last vector holds beyond the row.
-            with f.range(-(-pooling.columns // lanes)) as part:
+            with f.range(ceil_div(pooling.columns, lanes)) as part:
                 above, below = top[part * (2 * lanes)], bottom[part * (2 * lanes)]
                 left, right = (_larger(above[n].load(lanes), below[n].load(lanes)) for n in (0, lanes))
-                to[part * lanes].store(_larger(every_second(left, right, 0), every_second(left, right, 1)))
+                to[part * lanes].store(_larger(deinterleaved(left, right, 0), deinterleaved(left, right, 1)))
             if 2 * pooling.columns > columns:  # the last column has no neighbour
                 to[pooling.columns - 1].store(_larger(*(each[columns - 1].load() for each in (top, bottom))))
         if pooling.size < lanes:
             with f.range(pooling.size) as n:
                 y[n].store(tanh(maxima[n].load()))
         else:
-            with f.range(-(-pooling.size // lanes)) as many:
+            with f.range(ceil_div(pooling.size, lanes)) as many:
                 start = (many * lanes).min(pooling.size - lanes)
                 y[start].store(tanh(maxima[start].load(lanes)))
     return f

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import I64, Cpu, Function, Module, Value
 
-from ._ir import LINE_FLOATS, add_products, claimed_images, each_piece, transposed
+from ._ir import LINE_FLOATS, add_products, claimed_images, each_part, transposed
 from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan
 
 #: Channels that are unrolled, at most.
@@ -80,7 +81,7 @@ def _sum(terms: Terms, values: list[Value]) -> Value:
 
 def _prefetch(plan: WinogradPlan, pointer: Value, image: int, floats: int, write: bool) -> None:
     """Prefetch ``floats`` floats of the images of all lanes; the images are ``image`` floats apart."""
-    f, lines = pointer.f, -(-(floats + LINE_FLOATS - 1) // LINE_FLOATS)
+    f, lines = pointer.f, ceil_div(floats + LINE_FLOATS - 1, LINE_FLOATS)
     with f.range(plan.lanes) as lane, f.range(lines) as line:
         pointer[lane * image + line * LINE_FLOATS].prefetch(write)
 
@@ -90,7 +91,7 @@ def _image_row(module: Module, plan: WinogradPlan) -> Function:
     layer, lanes = plan.layer, plan.lanes
     with Function(module, "image_row", "x raw") as f:
         x, raw = f.arguments
-        with f.range(-(-layer.width // lanes)) as part:
+        with f.range(ceil_div(layer.width, lanes)) as part:
             first = (part * lanes).min(layer.width - lanes)
             rows = [x[first + i * math.prod(layer.x_shape[1:])] for i in range(lanes)]
             for i, column in enumerate(transposed([row.load(lanes) for row in rows])):
@@ -177,9 +178,9 @@ def _rows(module: Module, plan: WinogradPlan) -> Function:
         w, scratch, number = f.arguments
         table = _input_addresses(plan, scratch, number)
         sums, to = scratch[plan.offsets["sums"]], scratch[plan.offsets["y"]]
-        for pairs, column, _ in each_piece(f, plan.tiles):
+        for pairs, column, _ in each_part(f, plan.tiles):
             x = column * (ITEM_BYTES * plan.pair_stride)
-            for filters, above, _ in each_piece(f, plan.blocks):
+            for filters, above, _ in each_part(f, plan.blocks):
                 entry = 0
                 for place, families in enumerate(plan.classes):
                     count = len(plan.products(*families))

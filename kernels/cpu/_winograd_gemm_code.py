@@ -9,6 +9,7 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from ece408_op.problem import ConvProblem, Pair
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import I32, I64, Cpu, Function, Module, Value
 
 from ._ir import (
@@ -16,7 +17,7 @@ from ._ir import (
     add_products,
     claimed_images,
     copy_rows,
-    every_second,
+    deinterleaved,
     store_masked,
     transposed,
     whole_lines,
@@ -56,11 +57,11 @@ class GemmPlan:
 
     def __init__(self, layer: ConvProblem, lanes: int, block: int) -> None:
         self.layer, self.lanes, self.block = layer, lanes, block
-        self.tile_columns = -(-layer.output_width // 2)
-        self.tiles = -(-layer.output_height // 2) * self.tile_columns
-        total = -(-layer.filters // block)
+        self.tile_columns = ceil_div(layer.output_width, 2)
+        self.tiles = ceil_div(layer.output_height, 2) * self.tile_columns
+        total = ceil_div(layer.filters, block)
         self.blocks = max(n for n in range(1, min(total, CHUNK // block) + 1) if total % n == 0)
-        self.chunks = -(-layer.filters // (self.blocks * block))
+        self.chunks = ceil_div(layer.filters, self.blocks * block)
         self.chunk_weights = FORMS * self.blocks * layer.channels * block
         self.stride = (PANEL + 1) * lanes
         self.form_strides: Pair = (
@@ -201,7 +202,7 @@ def _inputs(module: Module, plan: GemmPlan) -> Function:
                     for row in rows:
                         pairs = [[row[column + (n + more)].load(lanes) for more in (0, lanes)] for n in (0, 2)]
                         across.append(
-                            _forms([every_second(pair[0], pair[1], start) for pair in pairs for start in (0, 1)])
+                            _forms([deinterleaved(pair[0], pair[1], start) for pair in pairs for start in (0, 1)])
                         )
                     for number, column_forms in enumerate(zip(*across)):
                         for down, value in enumerate(_forms(list(column_forms))):

@@ -10,9 +10,10 @@ import numpy as np
 
 from ece408_op.core.kernel import sum_bound
 from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime.launch import ceil_div
 
 from ._direct_plan import LATENCY, PER_CYCLE, fastest_tiling, tile_sizes, total_cycles
-from ._ir import LINE_FLOATS, Pieces, packed, whole_lines
+from ._ir import LINE_FLOATS, Partition, packed, whole_lines
 
 #: Rows per channel of the image that stay transposed: as many as forms reach over.
 RAW_ROWS = 4
@@ -134,9 +135,9 @@ class WinogradPlan:
     ``class_stride`` are their strides.
     """
 
-    def __init__(self, layer: ConvProblem, lanes: int, cut: Cut, blocks: Pieces, tiles: Pieces) -> None:
+    def __init__(self, layer: ConvProblem, lanes: int, cut: Cut, blocks: Partition, tiles: Partition) -> None:
         self.layer, self.lanes, self.cut, self.blocks, self.tiles = layer, lanes, cut, blocks, tiles
-        self.rows, self.columns = -(-layer.output_height // 2), -(-layer.output_width // 2)
+        self.rows, self.columns = ceil_div(layer.output_height, 2), ceil_div(layer.output_width, 2)
         self.ring, self.wide = cut.shifts + 1, self.columns + cut.shifts
         self.pair_stride = _stride(layer.channels * lanes)
         self.form_stride = _stride(self.wide * self.pair_stride)
@@ -209,14 +210,14 @@ def _tile_cycles(filters: int, pairs: int) -> float:
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
     """Return the fastest predicted tiling for vectors of ``lanes`` images and that many registers."""
-    columns = -(-layer.output_width // 2)
+    columns = ceil_div(layer.output_width, 2)
     # A register for each sum and for each vector of inputs, and one for a weight.
     blocks, tiles = fastest_tiling(layer.filters, columns, tile_sizes(registers, 1), _tile_cycles)
     plans = [WinogradPlan(layer, lanes, make_cut(groups), blocks, tiles) for groups in sorted(_cuts(layer.kernel))]
     return min(plans, key=lambda plan: plan.cycles)
 
 
-def spread(groups: tuple[int, ...]) -> np.ndarray:
+def magnitude_matrix(groups: tuple[int, ...]) -> np.ndarray:
     """Return (K, K): how often, at most, |w[column]| occurs in the products of an input under tap ``row``."""
     cut = make_cut(groups)
     kernel = sum(groups)
@@ -232,9 +233,8 @@ def spread(groups: tuple[int, ...]) -> np.ndarray:
 
 def magnitude_weights(w: np.ndarray) -> np.ndarray:
     """Return weights (M, C, K, K), float64: the sum of |x| times them bounds the sum of |products| of an output."""
-    return np.maximum.reduce(
-        [spread @ np.abs(w.astype(np.float64)) @ spread.T for spread in map(spread, sorted(_cuts(w.shape[-1])))]
-    )
+    matrices = [magnitude_matrix(groups) for groups in sorted(_cuts(w.shape[-1]))]
+    return np.maximum.reduce([matrix @ np.abs(w.astype(np.float64)) @ matrix.T for matrix in matrices])
 
 
 def bound(problem: ConvProblem) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem, DataGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
@@ -101,7 +102,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     packed = direct.pack(plan, np.ascontiguousarray(w.reshape(len(w), -1).T), threads)
     memory.advise_huge_pages(out)
     floats = math.prod(product.y_shape)
-    count = min(max(1, COLUMNS_BYTES // (4 * floats)), -(-problem.batch // threads))
+    count = min(max(1, COLUMNS_BYTES // (4 * floats)), ceil_div(problem.batch, threads))
     firsts = iter(range(0, problem.batch, count))
 
     def work(part: int) -> None:

@@ -46,6 +46,7 @@ from ece408_op.problem import (
     PooledProblem,
 )
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
@@ -172,7 +173,7 @@ def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pa
     (plan, conv, scratch), (x, packed, out) = layer, arrays
     copy = _padded.copy_function(x.shape[2:], margin, cpu())
     batch, floats = len(x), math.prod(plan.layer.x_shape[1:])
-    count = min(max(1, PADDED_BYTES // (4 * floats)), -(-batch // threads))
+    count = min(max(1, PADDED_BYTES // (4 * floats)), ceil_div(batch, threads))
     firsts = iter(range(0, batch, count))
 
     def work(_thread: int) -> None:

@@ -28,17 +28,18 @@ import numpy as np
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import CAPACITY, F32, Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from ._ir import (
     LINE_FLOATS,
-    Pieces,
+    Partition,
     add_in_float64,
     add_products,
     copy_rows,
-    each_piece,
-    share_out,
+    each_part,
+    partition,
     transposed,
     whole_lines,
 )
@@ -75,12 +76,12 @@ class Plan:
     scratch          floats of scratch per thread: the sums in float64, the gradients of a block, the transposed rows
     """
 
-    def __init__(self, layer: ConvProblem, lanes: int, filters: int, blocks: Pieces, rows: int, images: int) -> None:
+    def __init__(self, layer: ConvProblem, lanes: int, filters: int, blocks: Partition, rows: int, images: int) -> None:
         self.layer, self.lanes, self.filters, self.blocks = layer, lanes, filters, blocks
         self.rows, self.images, self.channels = rows, images, VECTORS * lanes
         self.taps, self.columns = layer.kernel * layer.kernel_width, layer.width + 2 * layer.pad[1]
         self.input_rows = (rows - 1) * layer.stride[0] + (layer.kernel - 1) * layer.dilate[0] + 1
-        self.bands = -(-layer.output_height // rows)
+        self.bands = ceil_div(layer.output_height, rows)
         self.margin = (2 + lanes // layer.width) * self.columns * self.channels
         self.image = self.input_rows * self.columns * self.channels + 2 * self.margin
         lines = whole_lines(images * rows * layer.output_width) // LINE_FLOATS
@@ -98,8 +99,8 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     pixels = layer.output_height * layer.output_width
     images = max(1, min(MOST_IMAGES, CHUNK_PIXELS // pixels))
     bands = max(1, pixels // CHUNK_PIXELS)
-    rows = -(-layer.output_height // bands)
-    return Plan(layer, lanes, filters, share_out(filters, MOST_FILTERS[registers]), rows, images)
+    rows = ceil_div(layer.output_height, bands)
+    return Plan(layer, lanes, filters, partition(filters, MOST_FILTERS[registers]), rows, images)
 
 
 def _tile(module: Module, plan: Plan, filters: int) -> Function:
@@ -173,7 +174,7 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
             with f.range(images) as image:
                 source = x[(first + image) * (layer.channels * plane)]
                 transpose(source, rows_of_images[image * plan.image], begin, needed, channels)
-            for filters, above, _ in each_piece(f, plan.blocks):
+            for filters, above, _ in each_part(f, plan.blocks):
                 floats = rows * width
                 with f.range(filters) as m, f.range(images) as each:
                     number = (first + each) * layer.filters + above + m
@@ -185,7 +186,7 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
                     first_read = (p * layer.dilate[0] * plan.columns + q * layer.dilate[1]) * plan.channels
                     total = above * (plan.taps * plan.channels) + tap * filters * plan.channels
                     tiles[filters](rows_of_images[first_read], gradients, sums[total], images, rows)
-        for filters, above, _ in each_piece(f, plan.blocks):
+        for filters, above, _ in each_part(f, plan.blocks):
             with f.range(filters) as m, f.range(channels) as c, f.range(plan.taps) as t:
                 value = sums[(above * plan.taps + t * filters + m) * plan.channels + c].load()
                 to = w[(above + m) * (layer.channels * plan.taps) + c * plan.taps + t]
@@ -236,7 +237,7 @@ def limits(problem: ConvProblem) -> list[str]:
 def is_profitable(problem: ConvProblem) -> bool:
     """Return whether it is expected to be faster than ``pixel_reduction`` (20 layers on a Zen 4)."""
     block = VECTORS * cpu().lanes
-    filled = problem.channels / (-(-problem.channels // block) * block)
+    filled = problem.channels / round_up(problem.channels, block)
     few_pixels = problem.output_height * problem.output_width < FEW_PIXELS
     return filled >= LEAST_FILLED and (few_pixels or problem.kernel * problem.kernel_width > 1)
 

@@ -29,13 +29,14 @@ from llvmlite import ir
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from ._copies import Copies
 from ._direct_plan import fastest_tiling, step_cycles, tile_sizes
 from ._few_images import sharing
-from ._ir import Pieces, add_in_float64, each_piece, lane_sums
+from ._ir import Partition, add_in_float64, each_part, lane_sums
 
 #: Taps of a tile at most.
 MOST_TAPS = 9
@@ -61,13 +62,13 @@ class Plan:
     sums          room for the sums of all tiles of all groups
     """
 
-    def __init__(self, copies: Copies, blocks: Pieces, tiles: Pieces) -> None:
+    def __init__(self, copies: Copies, blocks: Partition, tiles: Partition) -> None:
         layer, self.copies, self.blocks, self.tiles = copies.layer, copies, blocks, tiles
         self.layer, self.lanes, self.pixels = layer, copies.lanes, copies.pixels
         self.image_copies = layer.channels * copies.channel
         floats = self.image_copies + layer.filters * copies.pixels
         self.images = max(1, min(MOST_IMAGES, CHUNK_BYTES // (4 * floats)))
-        self.tile_sums = -(-blocks[0][0] * tiles[0][0] // copies.lanes) * copies.lanes
+        self.tile_sums = round_up(blocks[0][0] * tiles[0][0], copies.lanes)
         self.sums = layer.groups * sum(n for _, n in blocks) * sum(n for _, n in tiles) * self.tile_sums
 
 
@@ -145,10 +146,10 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
         x, y, copies, offsets, sums, images = f.arguments
         copy(x, copies, images * layer.channels)
         with f.range(layer.groups) as group:
-            for filters, above, block in each_piece(f, plan.blocks):
+            for filters, above, block in each_part(f, plan.blocks):
                 gradients = y[group * (of_group[0] * plan.pixels) + above * plan.pixels]
                 images_of_group = copies[group * of_group[1]]
-                for taps, before, tile in each_piece(f, plan.tiles):
+                for taps, before, tile in each_part(f, plan.tiles):
                     number = (group * block_count + block) * tile_count + tile
                     to = sums[number * plan.tile_sums]
                     tiles[filters, taps](gradients, images_of_group, offsets[before], to, images)
@@ -169,7 +170,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     """Fill out, shape (M, C / G, K, L), from x and w, the gradient to y: the threads share the images."""
     plan = _plan(problem)
     reduce = _compiled(plan, cpu())
-    chunks = -(-problem.batch // plan.images)
+    chunks = ceil_div(problem.batch, plan.images)
     parts = min(chunks, max(threads, min(PARTS, SUMS_BYTES // (8 * plan.sums))))
     edges = [chunks * part // parts * plan.images for part in range(parts)] + [problem.batch]
     sums, offsets = np.zeros((parts, plan.sums)), plan.copies.offsets()

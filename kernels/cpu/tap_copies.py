@@ -25,6 +25,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
@@ -32,7 +33,7 @@ from . import _padded, im2col
 from ._copies import Copies
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
 from ._few_images import sharing
-from ._ir import Pieces, add_products, each_piece, packed, store_first
+from ._ir import Partition, add_products, each_part, packed, store_first
 
 #: Bytes of output that a thread claims at a time, unless one image has more.
 CHUNK_BYTES = 1 << 20
@@ -44,7 +45,7 @@ class Plan:
     ``scratch`` are the floats of scratch per thread: the copies of a group, and a vector that may be read beyond them.
     """
 
-    def __init__(self, copies: Copies, blocks: Pieces, tiles: Pieces) -> None:
+    def __init__(self, copies: Copies, blocks: Partition, tiles: Partition) -> None:
         self.copies, self.blocks, self.tiles = copies, blocks, tiles
         self.scratch = copies.layer.channels // copies.layer.groups * copies.channel + copies.lanes
 
@@ -53,7 +54,7 @@ class Plan:
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     """Return the fastest predicted tiling for vectors of ``lanes`` floats and that many registers."""
     copies = Copies(layer, lanes)
-    filters, vectors = layer.filters // layer.groups, -(-copies.pixels // lanes)
+    filters, vectors = layer.filters // layer.groups, ceil_div(copies.pixels, lanes)
     return Plan(copies, *fastest_tiling(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
 
 
@@ -92,9 +93,9 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
             number = image * layer.groups + group
             copy(x[number * (channels * layer.height * layer.width)], copies, channels)
             outputs, weights = y[number * (filters_of_group * pixels)], w[group * (filters_of_group * layer.products)]
-            for filters, above, _ in each_piece(f, plan.blocks):
+            for filters, above, _ in each_part(f, plan.blocks):
                 block, factors = outputs[above * pixels], weights[above * layer.products]
-                for vectors, covered, _ in each_piece(f, plan.tiles):
+                for vectors, covered, _ in each_part(f, plan.tiles):
                     first = covered * lanes
                     last = (first + (vectors - 1) * lanes).min(max(pixels - lanes, 0))
                     pointers = copies[first], copies[last], factors, block[first], block[last], offsets
@@ -127,7 +128,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     plan, conv = _layer(problem, cpu())
     offsets, weights = plan.copies.offsets(), _pack(plan, problem, w)
     memory.advise_huge_pages(out)
-    count = max(1, min(CHUNK_BYTES * problem.batch // out.nbytes, -(-problem.batch // threads)))
+    count = max(1, min(CHUNK_BYTES * problem.batch // out.nbytes, ceil_div(problem.batch, threads)))
     firsts = iter(range(0, problem.batch, count))
 
     def work(part: int) -> None:

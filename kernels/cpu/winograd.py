@@ -44,6 +44,7 @@ from ece408_op.core.kernel import CpuKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
@@ -140,7 +141,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         return
     memory.advise_huge_pages(out)
     counter = np.zeros(1, np.int64)
-    groups = -(-problem.batch // plan.lanes)
+    groups = ceil_div(problem.batch, plan.lanes)
     found = memory.aligned(groups * plan.lanes)
     most = max(1, direct.CHUNK_BYTES * problem.batch // (out.nbytes * plan.lanes))
 

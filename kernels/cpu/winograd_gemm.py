@@ -35,13 +35,14 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel, sum_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _padded, direct
 from ._direct_plan import PER_CYCLE
 from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
-from ._winograd_plan import spread
+from ._winograd_plan import magnitude_matrix
 from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute, sparse_images
 
 #: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
@@ -93,8 +94,8 @@ def is_profitable(problem: ConvProblem) -> bool:
         return False
     plan = make_plan(_padded.forward(problem), cpu().lanes)
     channels, filters, lanes = plan.layer.channels, plan.layer.filters, plan.lanes
-    vectors = max(PANEL - 1, -(-problem.batch * plan.tiles // lanes))
-    parts = problem.batch * plan.tiles // plan.tile_columns * -(-plan.tile_columns // lanes)  # of vectors, in rows
+    vectors = max(PANEL - 1, ceil_div(problem.batch * plan.tiles, lanes))
+    parts = problem.batch * plan.tiles // plan.tile_columns * ceil_div(plan.tile_columns, lanes)  # of vectors, in rows
     own = vectors * FORMS * channels * filters / PER_CYCLE + WEIGHT_CYCLES * channels * filters
     own += parts * (INPUT_CYCLES * channels + OUTPUT_CYCLES * filters)
     return own < problem.flops / (2 * lanes * PER_CYCLE)
@@ -125,8 +126,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         return
     memory.advise_huge_pages(out)
     tiles = plan.tiles * problem.batch
-    vectors = -(-tiles // plan.lanes)
-    panels = min(vectors, -(-vectors // (PANEL * threads)) * threads)  # as many for each thread
+    vectors = ceil_div(tiles, plan.lanes)
+    panels = min(vectors, ceil_div(vectors, PANEL * threads) * threads)  # as many for each thread
     counter, found = np.zeros(1, np.int64), np.empty((panels, plan.lanes), np.float32)
 
     def work(part: int) -> None:
@@ -138,13 +139,13 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     share(work, threads, threads)
     for panel in np.flatnonzero(~np.isfinite(found).all(axis=1)):
         first, end = (vectors * edge // panels * plan.lanes for edge in (panel, panel + 1))
-        sparse[first // plan.tiles : -(-end // plan.tiles)] = True
+        sparse[first // plan.tiles : ceil_div(end, plan.tiles)] = True
     recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
 
 
 def magnitude_weights(w: np.ndarray) -> np.ndarray:
     """Return weights (M, C, 3, 3), float64: the sum of |x| times them bounds the sum of |products| of an output."""
-    return spread((3,)) @ np.abs(w.astype(np.float64)) @ spread((3,)).T
+    return magnitude_matrix((3,)) @ np.abs(w.astype(np.float64)) @ magnitude_matrix((3,)).T
 
 
 def bound(problem: ConvProblem) -> float:
