@@ -16,11 +16,11 @@ from ece408_op.runtime.llvm import F64, I32, I64, VOID, Function, Operand, Value
 #: Floats in a cache line.
 LINE_FLOATS = 16
 
+#: Vectors of a row that are copied without a loop.
+UNROLLED_COPIES = 8
+
 #: A size in pieces: (size, count) pairs, larger sizes first.
 Partition = tuple[tuple[int, int], ...]
-
-#: Vectors of a row, or of several, that are copied without a loop.
-UNROLLED_COPIES = 8
 
 
 def whole_lines(floats: int) -> int:
@@ -92,27 +92,20 @@ def copy_rows(lanes: int, columns: int, source: tuple[Value, int], to: tuple[Val
     # A row is copied in vectors of the largest power of two that fits; the last one overlaps, so that none reads
     # beyond the row.
     f, lanes = source[0].f, 1 << (min(lanes, columns).bit_length() - 1)
-    whole = columns // lanes
 
-    def copy(r: Operand, start: Operand) -> None:
+    def copy(r: Value, start: Operand) -> None:
         to[0][r * to[1] + start].store(source[0][r * source[1] + start].load(lanes))
 
-    def copy_row(r: Operand, unrolled: bool) -> None:
-        if unrolled:
+    whole = columns // lanes
+    with f.range(rows) as row:
+        if whole <= UNROLLED_COPIES:
             for part in range(whole):
-                copy(r, part * lanes)
+                copy(row, part * lanes)
         else:
             with f.range(whole) as part_number:
-                copy(r, part_number * lanes)
+                copy(row, part_number * lanes)
         if columns % lanes:
-            copy(r, columns - lanes)
-
-    if isinstance(rows, int) and rows * whole <= UNROLLED_COPIES:
-        for number in range(rows):
-            copy_row(number, True)
-    else:
-        with f.range(rows) as row:
-            copy_row(row, whole <= UNROLLED_COPIES)
+            copy(row, columns - lanes)
 
 
 def transposed(rows: list[Value]) -> list[Value]:
