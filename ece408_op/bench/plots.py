@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +85,14 @@ def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> s
 
     baseline: the contestant that is marked like the peers.
     """
-    points, used = [], ["fp32"]
-    for case, problem in ((case, case.problem) for case in cases if case.problem):
-        for row in case.rows:
-            used += [dispatch.find(row.kernel).arithmetic] if row.kernel else []
-            if row.median:
-                kind = _kind(row, case, baseline)
-                points.append(Point(case.name, problem.flops / problem.bytes, problem.flops / row.median, kind))
-    return roofline_of(points, ceilings, used)
+    layers = [(case, row, case.problem) for case in cases if case.problem for row in case.rows]
+    points = [
+        Point(case.name, problem.flops / problem.bytes, problem.flops / row.median, _kind(row, case, baseline))
+        for case, row, problem in layers
+        if row.median
+    ]
+    used = [dispatch.find(row.kernel).arithmetic for _, row, _ in layers if row.kernel]
+    return roofline_of(points, ceilings, ["fp32", *used])
 
 
 def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str] = ("fp32",)) -> str:
@@ -101,30 +102,28 @@ def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str]
     roofs: dict[float, list[str]] = {}
     for units in dict.fromkeys(used):
         roofs.setdefault(ceilings.rate(units) / 1e12, []).append(units)
-    ridges = [roof / memory for roof in roofs]
-    low, high = min([*intensities.values(), *ridges]) / 2, max([*intensities.values(), *ridges]) * 2
+    marks = [*intensities.values(), *(roof / memory for roof in roofs)]
+    low, high, ridge = min(marks) / 2, max(marks) * 2, max(roofs) / memory
 
     def plot(plt: Any) -> Any:
         figure, axes = plt.subplots(figsize=(_WIDTH, 4.4))
-        axes.plot([low, max(ridges)], [low * memory, max(roofs)], color=INK, lw=1.2)
-        for (roof, names), ridge in zip(roofs.items(), ridges):
-            axes.plot([ridge, high], [roof, roof], color=INK, lw=1.2)
-            axes.annotate(", ".join(names), (high, roof), (0, 2), textcoords="offset points", ha="right", fontsize=7)
-        seen = {}
-        for point in points:
-            color, marker = seen[point.kind] = _MARKS[point.kind]
-            order = 2 + (point.kind == "fastest in float32")
-            axes.plot(point.intensity, point.rate / 1e12, marker, color=color, ms=5, zorder=order, clip_on=False)
+        axes.plot([low, ridge], [low * memory, max(roofs)], color=INK, lw=1.2)
+        for roof, names in roofs.items():
+            axes.plot([roof / memory, high], [roof, roof], color=INK, lw=1.2)
+            _note(axes, ", ".join(names), (high, roof), ha="right")
+        for kind, (color, marker) in _MARKS.items():
+            mine = [(point.intensity, point.rate / 1e12) for point in points if point.kind == kind]
+            if mine:
+                order = 2 + (kind == "fastest in float32")
+                axes.plot(*zip(*mine), marker, color=color, ms=5, zorder=order, clip_on=False, label=kind)
         axes.set(xscale="log", yscale="log", xlim=(low, high))
         axes.set(xlabel="operations per byte that has to be moved", ylabel="TFLOP/s")
         bottom = axes.get_ylim()[0] / 20  # room for the names below the marks
         axes.set_ylim(bottom)
         for name, value in intensities.items():
-            axes.annotate(
-                name, (value, bottom), (0, 4), textcoords="offset points", ha="center", fontsize=7, rotation=90
-            )
-        marks = [plt.Line2D([], [], color=c, marker=m, ls="", ms=5, label=kind) for kind, (c, m) in seen.items()]
-        axes.legend(handles=marks, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncol=2, fontsize=8)
+            _note(axes, name, (value, bottom), ha="center", rotation=90)
+        if points:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.18), ncol=2, fontsize=8)
         _plain_ticks(axes.xaxis, axes.yaxis)
         return figure
 
@@ -133,22 +132,18 @@ def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str]
 
 def bars(case: Case, baseline: str = "") -> str:
     """The median of every row of a case with times, on a logarithmic scale; a line marks each row's own roofline."""
-    rows = [(row, row.median) for row in case.rows if row.median]
-    several = len({row.call for row, _ in rows}) > 1
-    labels = [f"{row.contestant}, {row.call}" if several else row.contestant for row, _ in rows]
+    rows = [row for row in case.rows if row.seconds]
+    several = len({row.call for row in rows}) > 1
+    labels = [f"{row.contestant}, {row.call}" if several else row.contestant for row in rows]
+    times, heights = [1e3 * statistics.median(row.seconds) for row in rows], range(len(rows), 0, -1)
+    rooflines = {height: 1e3 * row.roofline_seconds for height, row in zip(heights, rows) if row.roofline_seconds}
 
     def plot(plt: Any) -> Any:
         figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(rows)))
-        heights, times = range(len(rows), 0, -1), [1e3 * median for _, median in rows]
-        axes.barh(heights, times, color=[_MARKS[_kind(row, case, baseline)][0] for row, _ in rows], height=0.72)
-        for height, value in zip(heights, times):
-            axes.annotate(f" {value:.3g}", (value, height), va="center", fontsize=7.5, annotation_clip=False)
-        left = min(times)
-        for height, (row, _) in zip(heights, rows):
-            if row.roofline_seconds:
-                least = 1e3 * row.roofline_seconds
-                axes.plot([least, least], [height - 0.45, height + 0.45], color=INK, lw=1.5)
-                left = min(left, least)
+        drawn = axes.barh(heights, times, color=[_MARKS[_kind(row, case, baseline)][0] for row in rows], height=0.72)
+        axes.bar_label(drawn, [f" {time:.3g}" for time in times], fontsize=7.5)
+        axes.vlines(rooflines.values(), [h - 0.45 for h in rooflines], [h + 0.45 for h in rooflines], color=INK, lw=1.5)
+        left = min([*times, *rooflines.values()])
         axes.set(xscale="log", xlim=(left / 1.6, max(times) * 3.2), ylim=(0.3, len(rows) + 0.7), xlabel="milliseconds")
         axes.set_yticks(list(heights), labels, fontsize=8)
         _plain_ticks(axes.xaxis)
@@ -159,10 +154,8 @@ def bars(case: Case, baseline: str = "") -> str:
 
 def embedded(name: str, svg: str) -> str:
     """The SVG to stand inside a page: no prologue, no size of its own, unique ids, the page's colour of text."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    head, rest = svg.split(">", 1)
-    svg = re.sub(r' (height|width)="[^"]*"', "", head) + ">" + rest
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"(?<=<svg)[^>]*", lambda head: re.sub(r' (height|width)="[^"]*"', "", head[0]), svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
     return svg.replace(INK, "currentColor")
@@ -173,10 +166,13 @@ def _kind(row: Row, case: Case, baseline: str) -> str:
         return "baseline or peer"
     if row.precision not in ("", "float32"):
         return "reduced precision"
-    same = [
-        r.median for r in case.rows if r.median and not r.peer and r.precision == row.precision and r.call == row.call
-    ]
-    return "fastest in float32" if row.median == min(same) else "float32"
+    like = [one for one in case.rows if (one.peer, one.precision, one.call) == (False, row.precision, row.call)]
+    return "fastest in float32" if row.median == min(one.median for one in like if one.median) else "float32"
+
+
+def _note(axes: Any, text: str, place: tuple[float, float], **style: Any) -> None:
+    """Write a text a little above a place."""
+    axes.annotate(text, place, (0, 3), textcoords="offset points", fontsize=7, **style)
 
 
 def _plain_ticks(*axes: Any) -> None:

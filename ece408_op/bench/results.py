@@ -18,9 +18,9 @@ readers without this module need: ``median`` to a row, ``flops`` and ``bytes`` t
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
+import re
 import statistics
 import sys
 from collections.abc import Iterable
@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ece408_op.data.atomic import write_text
 from ece408_op.errors import DataError
@@ -52,7 +54,7 @@ class Gpu:
     """A GPU, and the versions of CUDA around it as "13.0": the driver's API, CuPy's runtime, NVRTC."""
 
     name: str
-    capability: tuple[int, int]
+    capability: tuple[int, ...]
     multiprocessors: int
     driver: str
     runtime: str = ""
@@ -110,13 +112,9 @@ class Row:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper quartile in seconds; raises ValueError without times."""
-        if not self.seconds:
-            raise ValueError(f"{self.contestant}: expected times, got none; {self.reason}")
-        if len(self.seconds) == 1:
-            return self.seconds[0], self.seconds[0]
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return low, high
+        """The lower and the upper quartile in seconds, of a row with times."""
+        low, high = np.quantile(self.seconds, (0.25, 0.75))
+        return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -168,9 +166,7 @@ def mean_and_least(ratios: Iterable[float | None]) -> tuple[float, float] | None
     """The geometric mean and the least; None where one of the ratios, or all of them, are missing."""
     found = list(ratios)
     known = [ratio for ratio in found if ratio is not None]
-    if not known or len(known) < len(found):
-        return None
-    return math.exp(statistics.fmean(map(math.log, known))), min(known)
+    return (statistics.geometric_mean(known), min(known)) if known and len(known) == len(found) else None
 
 
 def write(path: Path, results: Results) -> None:
@@ -179,29 +175,29 @@ def write(path: Path, results: Results) -> None:
 
 
 def as_text(results: Results) -> str:
-    """The file's text: one line per key and per row, so that people can read it and Git can compare it."""
+    """The file's text: one line per key and per row, so that people can read it and Git can compare it.
+
+    Floats have nine significant digits, far finer than any clock.
+    """
     data = {"version": VERSION, **asdict(results)}
-    cases = [_case_lines(case, written) for case, written in zip(results.cases, data.pop("cases"))]
+    cases = [_case_line(case, written) for case, written in zip(results.cases, data.pop("cases"))]
     head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
     return "{\n" + ",\n".join([*head, ' "cases": [' + ",".join(cases) + "\n ]"]) + "\n}\n"
 
 
-def _case_lines(case: Case, written: dict[str, Any]) -> str:
+def _case_line(case: Case, data: dict[str, Any]) -> str:
     rows = []
-    for row, values in zip(case.rows, written.pop("rows")):
-        kept = _rounded({key: value for key, value in values.items() if value not in ("", None, {}, ())})
-        if row.seconds:
-            kept["median"] = _rounded(statistics.median(kept["seconds"]))
-        rows.append(f"\n   {json.dumps(kept)}")
+    for row, values in zip(case.rows, data.pop("rows")):
+        values["median"] = row.median
+        rows.append("\n   " + _line({key: value for key, value in values.items() if value not in ("", None, {}, ())}))
     if case.problem is not None:
-        written |= {"problem": case.problem.sizes, "flops": case.problem.flops, "bytes": case.problem.bytes}
-    head = json.dumps(_rounded({key: value for key, value in written.items() if value is not None}))
+        data |= {"problem": case.problem.sizes, "flops": case.problem.flops, "bytes": case.problem.bytes}
+    head = _line({key: value for key, value in data.items() if value is not None})
     return f'\n  {head[:-1]}, "rows": [{",".join(rows)}]}}'
 
 
-def _rounded(value: Any) -> Any:
-    """The value, as JSON has it, with floats of nine significant digits: far finer than any clock."""
-    return json.loads(json.dumps(value), parse_float=lambda word: float(f"{float(word):.9g}"))
+def _line(data: dict[str, Any]) -> str:
+    return json.dumps(json.loads(json.dumps(data), parse_float=lambda word: float(f"{float(word):.9g}")))
 
 
 def read(path: Path) -> Results:
@@ -217,18 +213,16 @@ def from_data(data: dict[str, Any]) -> Results:
     if data["version"] != VERSION:
         raise ValueError(f"version {data['version']}")
     given = {name: data[name] for name in ("command", "options", "ceilings", "command_line", "complete")}
-    machine = dict(data["machine"])
-    if machine["gpu"] is not None:
-        gpu = machine["gpu"]
-        machine["gpu"] = Gpu(**{**gpu, "capability": (gpu["capability"][0], gpu["capability"][1])})
-    return Results(machine=Machine(**machine), cases=tuple(map(_case, data["cases"])), **given)
+    gpu = data["machine"]["gpu"]
+    machine = Machine(**{**data["machine"], "gpu": gpu and Gpu(**{**gpu, "capability": tuple(gpu["capability"])})})
+    return Results(machine=machine, cases=tuple(map(_case, data["cases"])), **given)
 
 
 def _case(data: dict[str, Any]) -> Case:
     rows = []
-    for values in data["rows"]:
-        given = {key: value for key, value in values.items() if key != "median"}
-        rows.append(Row(**{**given, "seconds": tuple(given.get("seconds", ()))}))
+    for row in data["rows"]:
+        values = {key: value for key, value in row.items() if key != "median"}
+        rows.append(Row(**{**values, "seconds": tuple(values.get("seconds", ()))}))
     problem = ConvProblem(**data["problem"]) if "problem" in data else None
     return Case(data["name"], data["images"], tuple(rows), problem, data.get("roofline_seconds"))
 
@@ -236,19 +230,18 @@ def _case(data: dict[str, Any]) -> Case:
 def resumed(path: Path, run: Results) -> Results:
     """``run`` with the cases and ceilings of an interrupted run of the same command, if the file has one.
 
-    Raises ValueError where the file cannot be read, or has an interrupted run with other options or on another machine.
+    Raises ValueError where the file has an interrupted run with other options or on another machine.
     """
     try:
         begun = read(path)
-    except FileNotFoundError:
-        return run
-    except OSError as error:
-        raise ValueError(f"--json: expected a file that can be read, got {path}: {error.strerror}") from None
-    except DataError:
+    except (FileNotFoundError, DataError):
         return run  # an interrupted run leaves results, since its file is replaced as a whole
     if begun.complete:
         return run
-    theirs, ours = ({"command": one.command, **one.options, **_flat(one.machine)} for one in (begun, run))
+    theirs, ours = (
+        {"command": one.command, **one.options, **vars(one.machine), **one.machine.versions, "versions": None}
+        for one in (begun, run)
+    )
     for key in {**theirs, **ours}:
         if theirs.get(key) != ours.get(key):
             raise ValueError(
@@ -258,10 +251,6 @@ def resumed(path: Path, run: Results) -> Results:
     return replace(run, cases=begun.cases, ceilings=begun.ceilings)
 
 
-def _flat(machine: Machine) -> dict[str, Any]:
-    return {**vars(machine), **machine.versions, "versions": None}
-
-
 def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
     """The machine that runs this process, with its first GPU where ``gpu`` says so.
 
@@ -269,10 +258,9 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
     """
     from ece408_op.runtime import cuda, llvm  # late: readers of results need neither
 
-    cores = len(os.sched_getaffinity(0))
+    cores, names = len(os.sched_getaffinity(0)), re.compile(r"^model name\s*: (.*)", re.MULTILINE)
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    name = names.search(info.read_text(encoding="utf-8")) if info.exists() else None
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -283,10 +271,10 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
     if gpu:
         chip, cupy = cuda.chip(), cuda.cupy()
         runtime = cupy.cuda.runtime
-        driver, own = (
-            f"{n // 1000}.{n % 1000 // 10}" for n in (runtime.driverGetVersion(), runtime.runtimeGetVersion())
-        )
+        numbers = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        driver, own = (f"{n // 1000}.{n % 1000 // 10}" for n in numbers)
         nvrtc, memory = ".".join(map(str, chip.compiler)), int(runtime.memGetInfo()[1])
         found = Gpu(chip.name, chip.capability, chip.multiprocessors, driver, own, nvrtc, memory)
         versions["cupy"] = cupy.__version__
-    return Machine(next(names, platform.machine()), cores, threads or cores, llvm.cpu().level, found, versions)
+    cpu = name[1] if name else platform.machine()
+    return Machine(cpu, cores, threads or cores, llvm.cpu().level, found, versions)
