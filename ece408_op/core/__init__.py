@@ -3,7 +3,7 @@
 kernel     Kernel and CudaKernel: a name, what it supports, its error bound, a call
 dispatch   the one place that chooses a kernel; the only module here that imports the kernels
 tuning     the table of measured times that dispatch reads (tuning.json)
-explain    why an output is wrong: likely mistakes compared with it, and a map
+explain    why an output is wrong: likely mistakes compared with it, and a map; source_lines: the line that makes one
 check      outputs compared with float64, within the kernel's error bound
 reference  the convolution in float64
 timer      times calls on a GPU or the CPU

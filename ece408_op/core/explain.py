@@ -17,9 +17,10 @@ import numpy as np
 
 from ece408_op.problem import ConvProblem
 
-from . import _hypotheses, _source_lines
+from . import _hypotheses
 from ._hypotheses import Case, Guess
 from .kernel import EPS32, SMALLEST32, float32_bound
+from .source_lines import line_of
 
 #: A hypothesis may leave this share of the wrong elements unexplained, or the number if it is a tenth or less.
 _FEW, _FEW_AT_LEAST = 0.02, 2
@@ -107,17 +108,11 @@ class Explanation:
 
     def as_data(self) -> dict[str, Any]:
         """Return the explanation for JSON; numbers that are not finite are None."""
+        data = {name: getattr(self, name) for name in ("wrong", "compared", "mistake", "sentence", "line", "rest")}
+        data.update(pattern=self.pattern, images=self.images.tolist(), filters=self.filters.tolist(), map=self.map())
         index, *values = self.worst
         got, expected = (value if np.isfinite(value) else None for value in values)
-        data = {
-            "wrong": self.wrong,
-            "compared": self.compared,
-            "mistake": self.mistake,
-            "sentence": self.sentence,
-            "line": self.line,
-        }
-        data.update(rest=self.rest, pattern=self.pattern, images=self.images.tolist(), filters=self.filters.tolist())
-        return {**data, "map": self.map(), "worst": {"index": list(index), "got": got, "expected": expected}}
+        return {**data, "worst": {"index": list(index), "got": got, "expected": expected}}
 
 
 def explain(
@@ -147,7 +142,7 @@ def explain(
     allowed = _allowed(problem, size)
     wrong = ~(np.abs(y - exact) <= allowed)
     if not wrong.any():
-        return Explanation(0, y.size)
+        return Explanation(wrong=0, compared=y.size)
     before = np.broadcast_to(np.asarray(before, np.float64), y.shape)
     case = Case(problem, x, w, y, before, exact)
     unwritten = wrong & ((y == before) | (np.isnan(y) & np.isnan(before)))
@@ -159,16 +154,19 @@ def explain(
     error = np.where(wrong & ~unwritten, error, wrong - 2.0)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), y.shape))
     return Explanation(
-        *(int(wrong.sum()), y.size, name, sentence, line_of(name, source) if sentence else None, rest),
-        *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), pattern),
-        (worst, float(y[worst]), float(exact[worst])),
-        not unwritten[worst],
+        wrong=int(wrong.sum()),
+        compared=y.size,
+        mistake=name,
+        sentence=sentence,
+        line=line_of(name, source) if sentence else None,
+        rest=rest,
+        counts=wrong.sum((0, 1)),
+        images=wrong.sum((1, 2, 3)),
+        filters=wrong.sum((0, 2, 3)),
+        pattern=pattern,
+        worst=(worst, float(y[worst]), float(exact[worst])),
+        written=not unwritten[worst],
     )
-
-
-def line_of(mistake: str, source: str) -> int | None:
-    """Return the line of a source, counted from 1, that seems to make the mistake of that name; None without one."""
-    return _source_lines.find(mistake, source)
 
 
 def _best(
@@ -188,9 +186,8 @@ def _best(
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
         return "", "", 0
-    name, sentence = _kind_of_values(case, unwritten)
-    if name:
-        return name, sentence, 0
+    if not case.y.any():
+        return "zeros", "Your output is 0 everywhere", 0
     error = np.abs(case.y - case.exact)
     if (error > 2 * EPS32 * size).mean() > _ROUNDED:
         share = _root_mean_square(case, error)
@@ -219,16 +216,6 @@ def _root_mean_square(case: Case, error: np.ndarray) -> float:
     if some.sum() < _ENOUGH:
         return 0.0
     return float(np.sqrt(np.mean((error[some] / roots[some]) ** 2)))
-
-
-def _kind_of_values(case: Case, unwritten: np.ndarray) -> tuple[str, str]:
-    """Return the mistake that all values of an output show, and the sentence; empty ones if they show none."""
-    if not case.y.any():
-        return "zeros", "Your output is 0 everywhere"
-    whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
-    if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _MOST:
-        return "whole_numbers", "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
-    return "", ""
 
 
 def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
@@ -284,16 +271,10 @@ def _numbered(name: str, which: np.ndarray, count: int) -> str:
 
 def _tile_hint(name: str, which: np.ndarray, count: int) -> str:
     """Return what to look for where the last rows or columns may be a partial tile."""
-    first = int(which[0])
-    if (
-        name in ("row", "column")
-        and len(which) > 1
-        and first + len(which) == count
-        and first
-        and which[-1] == count - 1
-    ):
-        return f": the last, partial tile may be missing, since {count} outputs need {count} / tile tiles, rounded up"
-    return ""
+    several_last = len(which) > 1 and which[0] > 0 and list(which) == list(range(which[0], count))
+    if name not in ("row", "column") or not several_last:
+        return ""
+    return f": the last, partial tile may be missing, since {count} outputs need {count} / tile tiles, rounded up"
 
 
 def _pattern(wrong: np.ndarray) -> str:
@@ -316,6 +297,4 @@ def _pattern(wrong: np.ndarray) -> str:
 def _spread(name: str, counts: np.ndarray) -> str:
     """Return which images or filters have wrong elements; empty if all do."""
     which = np.flatnonzero(counts)
-    return (
-        "" if len(which) == len(counts) else f"Only {_numbered(name, which, len(counts))}: {int(counts.sum())} elements"
-    )
+    return "" if counts.all() else f"Only {_numbered(name, which, len(counts))}: {int(counts.sum())} elements"

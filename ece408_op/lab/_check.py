@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ece408_op import emulator
-from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain, line_of
+from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain
+from ece408_op.core.source_lines import line_of
 from ece408_op.problem import NETS, TERMS, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import EndedError, runner, sources

@@ -12,7 +12,7 @@ import pytest
 from sandbox import needs_sandbox
 from submissions import touch
 
-from ece408_op.core.explain import line_of
+from ece408_op.core.source_lines import line_of
 from ece408_op.problem import KNOWN_NETS
 from ece408_op.submission import EndedError, HarnessError, build, sandbox, sources
 from ece408_op.submission.runner import compile_file

@@ -15,11 +15,11 @@ _KERNEL = re.compile(r"\b(K[SWHXY]?|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[
 _SEARCHED, _WIDEST = 1 << 18, 240
 
 
-def find(name: str, source: str) -> int | None:
-    """Return the line, counted from 1, that makes the mistake of that name; None if it is not found."""
+def line_of(mistake: str, source: str) -> int | None:
+    """Return the line of a source, counted from 1, that seems to make the mistake of that name; None without one."""
     code = "\n".join(line[:_WIDEST] for line in without_comments(source[:_SEARCHED]).split("\n"))
     p, q = _filter_loops(code)
-    for pattern in _patterns(name, re.escape(p), re.escape(q), code):
+    for pattern in _patterns(mistake, re.escape(p), re.escape(q), code):
         found = re.search(pattern, code, re.MULTILINE)
         if found:
             return code.count("\n", 0, found.start()) + 1
@@ -41,19 +41,12 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
     tiles = [r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *(TILE\w*|BLOCK\w*|T[A-Z]?)\b", r"= *\w+ *- *K\w* *[,;)]"]
     written = r"\by\w*[\[(][^;=\n]*[+-]?="
     return {
-        "whole_numbers": [rf"\bint +{total}\b", r"\bint +\w+ *= *\w*[xk]\w*[\[(]"],
         "filter_pq": [rf"\[ *{q} *\] *\[ *{p} *\]", rf", *{q} *, *{p} *\)", rf"\b{q} *\)? *\* *\w+ *\+ *{p}\b"],
         "flipped": [rf"- *(1 *- *)?{index}\b" for index in (p, q)],
         "x_rows_columns": [rf"\w *\+ *{q}\b[^;\n]*\w *\+ *{p}\b", rf"{q} *\+ *\w[^;\n]*{p} *\+ *\w"],
-        "centred": [r"- *\(? *\w*(K|MASK|RADIUS)\w* */ *2", r"- *\w*RADIUS\w*"],
         "y_rows_columns": [r"\by\w*\W[^;=\n]*\bw\w*\W+h\w*\W[^;=\n]*=", written],
         "y_filter": [written],
         "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
-        "x_strides": [
-            r"\bx\w*(\.\w+)?[\[(][^;=\n]*(\bW_?[oO]ut\b|\bOW\b|\b(out|output)_?(w|width)\b|\bW *- *K)",
-            r"#define +x\w*\([^\n]*",
-        ],
-        "assigned": [r"\w *= *[^;=\n]*\bx\w*(\.\w+)?[\[(][^;=\n]*\*"],
         "loops_to_w": [r"[<>]=? *(W|width|WIDTH)\b", r"[<>]=? *(H|height|HEIGHT)\b"],
         "w_channels": [r"\bc\w* *\* *M\w* *\+ *m\w*\b", r"\bc\w* *\* *C\w* *\+ *m\w*\b", r"\[ *c\w* *\] *\[ *m\w* *\]"],
         "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],
