@@ -107,8 +107,7 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     words = options.layer or _layer_names.SETS[options.set]
     problems = {word: _layer_names.parse(word, options.images) for word in words}
     if options.random:
-        options.ranges = options.ranges or [_layer_names.RANGES]
-        problems = _layer_names.random_layers(options.random, options.seed, options.ranges, options.images)
+        problems = _layer_names.random_layers(options.random, options.seed, most=options.images)
     if options.gradient:
         problems = {name: getattr(problem, f"{options.gradient}_gradient") for name, problem in problems.items()}
     impls = layers.known_impls(options.impl, options.context)
@@ -128,11 +127,10 @@ def _on_gpu(problems: dict[str, ConvProblem], settings: layers.Settings) -> _Pla
 
 
 def _sweep_plan(options: argparse.Namespace) -> _Plan:
-    for name in ("random", "ranges", "images") if options.again else ():
+    for name in ("random", "images") if options.again else ():
         if getattr(options, name):
             raise ValueError(f"--again: expected no --{name}, since the layers are the tuning table's")
-    options.images, options.ranges = options.images or _layer_names.IMAGES, options.ranges or list(_sweep.RANGES)
-    given = options.images, options.random or 0, options.seed, options.ranges
+    given = options.images or _layer_names.IMAGES, options.random or 0, options.seed
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
     impls = layers.known_impls(options.impl, "gpu")
     settings = layers.Settings(impls, options.repeats or 10, 0.3, 3, options.seed, peers=False, tune=True)
@@ -249,8 +247,6 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     option("networks", "--network", "of models/, or of Gluon's such as resnet50_v1, in place of --set", **several)
     option("layers", "--random", "N random layers instead", **number)
     option("sweep", "--random", "N random layers as well", **number)
-    text = f"what random layers come from, in turn, such as {_layer_names.RANGES}"
-    option("layers sweep", "--ranges", text, **several)
     text = f"images of each case; random layers have as many at most (default: {_layer_names.IMAGES})"
     option("layers networks sweep", "--images", text, **number)
     option("transfers", "--images", text, **number, default=_layer_names.IMAGES)

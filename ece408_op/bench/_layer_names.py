@@ -15,39 +15,26 @@ IMAGES = 10_000
 #: The most that a random layer writes, and computes: about what the course's layers do.
 _MOST_BYTES, _MOST_FLOPS = 1 << 30, 100e9
 
-#: Channels, filters and kernel sizes that random layers are drawn from, both ends included.
-RANGES = "C=1-32,M=4-64,K=2-9"
+#: The channels, filters and kernel sizes that random layers are drawn from, both ends included.
+Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+RANGES: Ranges = ((2, 32), (8, 64), (3, 9))
 _HEIGHTS = (16, 80)
-
-Range = tuple[int, int]
-
-
-def parse_ranges(word: str) -> tuple[Range, Range, Range]:
-    """The ranges of channels, filters and kernel sizes in a word such as "C=1-32,M=4-64,K=2-9"; else ValueError."""
-    found = re.fullmatch(r"C=(\d+)-(\d+),M=(\d+)-(\d+),K=(\d+)-(\d+)", word)
-    ends = [int(end) for end in found.groups()] if found else []
-    ranges = [(low, high) for low, high in zip(ends[::2], ends[1::2]) if 1 <= low <= high]
-    if len(ranges) != 3 or ranges[2][1] > _HEIGHTS[0]:
-        raise ValueError(f"--ranges: expected a word like {RANGES}, K at most {_HEIGHTS[0]}; got {word!r}")
-    return ranges[0], ranges[1], ranges[2]
 
 
 def random_layers(
-    count: int, seed: int, ranges: Sequence[str] = (RANGES,), most: int = IMAGES
+    count: int, seed: int, ranges: Sequence[Ranges] = (RANGES,), most: int = IMAGES
 ) -> dict[str, ConvProblem]:
     """``count`` layers by name, drawn from each of the ranges in turn, with at most ``most`` images.
 
-    The same seed gives the same layers everywhere. Raises ValueError for a word that is no range.
+    The same seed gives the same layers everywhere.
     """
-    parsed = [parse_ranges(word) for word in ranges]
     draw = random.Random(seed)
     layers: dict[str, ConvProblem] = {}
     while len(layers) < count:
-        channels, filters, kernels = parsed[len(layers) % len(parsed)]
+        channels, filters, kernels = ranges[len(layers) % len(ranges)]
         kernel = draw.randint(*kernels)
-        one = ConvProblem(
-            1, draw.randint(*channels), draw.randint(*_HEIGHTS), draw.randint(*_HEIGHTS), draw.randint(*filters), kernel
-        )
+        c, h, w, m = (draw.randint(*ends) for ends in (channels, _HEIGHTS, _HEIGHTS, filters))
+        one = ConvProblem(1, c, h, w, m, kernel)
         image_bytes = ITEM_BYTES * one.filters * one.output_height * one.output_width
         images = int(min(most, _MOST_BYTES // image_bytes, _MOST_FLOPS // one.flops))
         layers[name_of(one)] = one.with_batch(max(1, images))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
 from ece408_op.data.atomic import write_text
@@ -17,14 +15,14 @@ from .results import Results
 _FEWER = (1, 100, 1000)
 
 #: Random layers come from these ranges in turn: kernels differ most on layers with few channels and filters.
-RANGES = ("C=1-4,M=1-16,K=1-11", "C=4-16,M=8-64,K=1-11", "C=16-64,M=16-256,K=1-11")
+RANGES = (((1, 4), (1, 16), (1, 11)), ((4, 16), (8, 64), (1, 11)), ((16, 64), (16, 256), (1, 11)))
 
 
-def layers(images: int, count: int, seed: int, ranges: Sequence[str]) -> dict[str, ConvProblem]:
+def layers(images: int, count: int, seed: int) -> dict[str, ConvProblem]:
     """The course's layers with ``images``, a hundredth and a thousandth of them, and ``count`` random ones."""
     batches = dict.fromkeys(max(1, images // times) for times in _FEWER)
     found = {f"{name}, {n} images": layer.with_batch(n) for n in batches for name, layer in COURSE_LAYERS.items()}
-    return {**found, **random_layers(count, seed, ranges, images)}
+    return {**found, **random_layers(count, seed, RANGES, images)}
 
 
 def recorded() -> dict[str, ConvProblem]:

@@ -178,10 +178,10 @@ def test_random_layers_keep_to_their_ranges_limits_and_seed():
         assert _layer_names.parse(name, problem.batch) == problem
         assert problem.flops <= 100e9
         assert 1 <= problem.batch <= _layer_names.IMAGES
-    drawn = _layer_names.random_layers(40, 5, ["C=2-32,M=8-64,K=3-9"])
+    drawn = _layer_names.random_layers(40, 5)
     assert all(2 <= p.channels <= 32 and 8 <= p.filters <= 64 for p in drawn.values())
     assert {p.kernel for p in drawn.values()} == set(range(3, 10))
-    drawn = _layer_names.random_layers(4, 5, ["C=1-1,M=1-9,K=1-1", "C=7-7,M=1-9,K=2-2"])
+    drawn = _layer_names.random_layers(4, 5, [((1, 1), (1, 9), (1, 1)), ((7, 7), (1, 9), (2, 2))])
     assert [(p.channels, p.kernel) for p in drawn.values()] == [(1, 1), (7, 2)] * 2
 
 
@@ -190,14 +190,8 @@ def test_a_layers_name_has_its_attributes(word):
     assert _layer_names.name_of(_layer_names.parse(word, 2)) == word
 
 
-@pytest.mark.parametrize("word", ["", "C=1-2", "C=3-2,M=1-2,K=1-2", "C=1-2,M=1-2,K=1-17", "C=0-2,M=1-2,K=1-2"])
-def test_words_that_are_no_ranges_are_refused(word):
-    with pytest.raises(ValueError, match="expected a word like"):
-        _layer_names.parse_ranges(word)
-
-
 def test_the_sweep_has_the_courses_layers_with_three_numbers_of_images_and_random_ones():
-    found = _sweep.layers(10_000, 30, 408, _sweep.RANGES)
+    found = _sweep.layers(10_000, 30, 408)
     assert len(found) == 45
     assert {p.with_batch(n) for p in COURSE_LAYERS.values() for n in (10, 100, 10_000)} <= set(found.values())
     drawn = list(found.values())[15:]
@@ -214,7 +208,7 @@ def test_the_tuning_tables_own_layers_can_be_timed_again(monkeypatch):
         _sweep.recorded()
 
 
-@pytest.mark.parametrize("words", [["--random", "3"], ["--ranges", "C=1-2,M=1-2,K=1-2"], ["--images", "10000"]])
+@pytest.mark.parametrize("words", [["--random", "3"], ["--images", "10000"]])
 def test_options_of_other_layers_are_refused_with_the_tables_own(words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["sweep", "--again", *words])
