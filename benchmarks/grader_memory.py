@@ -17,7 +17,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ from ece408_op.submission import build  # noqa: E402
 from ece408_op.submission.sandbox import LimitsSpec, Tools  # noqa: E402
 from ece408_op.submission.worker import Program, Worker, python_program  # noqa: E402
 
-PYTHON = (str(submissions.HERE / "python" / "on_the_gpu.py"),)
+PYTHON = submissions.HERE / "python" / "on_the_gpu.py"
 MOST_APART = 0.02
 
 #: WHAT RUNS {B C H W M K}...: a plain process that calls a compiled submission, or a kernel in Python, and prints each
@@ -65,7 +64,6 @@ for first in range(3, len(sys.argv), 6):
     print()
     del x, w, y
 """
-
 
 Seconds = list[list[float]]
 
@@ -106,47 +104,38 @@ def main() -> int:
     parser.add_argument("--network", default="2018fa", choices=[net.name for net in KNOWN_NETS])
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--runs", type=int, default=9)
-    arguments = parser.parse_args()
-    (problems,) = (one.problems(arguments.images) for one in KNOWN_NETS if one.name == arguments.network)
+    options = parser.parse_args()
+    (problems,) = (one.problems(options.images) for one in KNOWN_NETS if one.name == options.network)
     chip, cupy = cuda.chip(), cuda.cupy()
     versions = f"CuPy {cupy.__version__}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}"
     print(" ".join(["python benchmarks/grader_memory.py", *sys.argv[1:]]))
     print(f"{chip.name}, Python {platform.python_version()}, NumPy {np.__version__}, {versions}")
-    print(f"{arguments.images} images of {arguments.network}, median of {arguments.runs} runs; ms\n")
+    print(f"{options.images} images of {options.network}, median of {options.runs} runs; ms\n")
     print("| submission | layer | worker | plain process | ratio |\n| --- | --- | --- | --- | --- |")
+    worst = 1.0
     with ExitStack() as stack:
-
-        def new_folder(purpose: str) -> Path:
-            return Path(stack.enter_context(build.new_folder(purpose)))
-
-        top = new_folder("memory")
-        tools = build.tools()
-        files = arguments.file
+        top, tools = Path(stack.enter_context(build.new_folder("memory"))), build.tools()
+        files = [Path(file) for file in options.file]
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
-            files = [*(str(path / "new-forward.cuh") for path in cases.values()), *PYTHON]
-        architecture = f"sm_{chip.architecture}"
+            files = [*(path / "new-forward.cuh" for path in cases.values()), PYTHON]
 
-        def prepared(file: str) -> tuple[str, Program]:
-            """A submission's name, and its program."""
-            path = Path(file)
+        def prepared(path: Path) -> Program:
             if path.suffix == ".py":
-                return path.stem, python_program(path.resolve())
-            program = build.build(path, "gpu", new_folder("build"), tools, LimitsSpec(), architecture)
-            return path.parent.name if path.stem == "new-forward" else path.stem, program
+                return python_program(path.resolve())
+            folder = Path(stack.enter_context(build.new_folder("build")))
+            return build.build(path, "gpu", folder, tools, LimitsSpec(), f"sm_{chip.architecture}")
 
-        worst = 1.0
-        with ThreadPoolExecutor(8) as pool:
-            for name, program in pool.map(prepared, files):
-                # The plain process runs before and after the worker, so that a drift of the clocks shows.
-                plain = partial(in_a_plain_process, program.what, problems, arguments.runs)
-                before, ours, after = plain(), in_a_worker(tools, program, problems, arguments.runs, top), plain()
-                for layer in range(len(problems)):
-                    both = before[layer] + after[layer]
-                    ours_ms, own_ms = (1e3 * statistics.median(one) for one in (ours[layer], both))
-                    ratio = ours_ms / own_ms
-                    worst = max(worst, ratio, 1 / ratio)
-                    print(f"| {name} | {layer + 1} | {ours_ms:.3f} | {own_ms:.3f} | {ratio:.3f} |", flush=True)
+        for path, program in zip(files, stack.enter_context(ThreadPoolExecutor(8)).map(prepared, files)):
+            name = path.parent.name if path.stem == "new-forward" else path.stem
+            # The plain process runs before and after the worker, so that a drift of the clocks shows.
+            before = in_a_plain_process(program.what, problems, options.runs)
+            ours = in_a_worker(tools, program, problems, options.runs, top)
+            after = in_a_plain_process(program.what, problems, options.runs)
+            for layer in range(len(problems)):
+                ours_ms, own_ms = (1e3 * statistics.median(one) for one in (ours[layer], before[layer] + after[layer]))
+                worst = max(worst, ours_ms / own_ms, own_ms / ours_ms)
+                print(f"| {name} | {layer + 1} | {ours_ms:.3f} | {own_ms:.3f} | {ours_ms / own_ms:.3f} |", flush=True)
     print(f"\nthe largest difference is {100 * (worst - 1):.1f} %")
     return int(worst > 1 + MOST_APART)
 

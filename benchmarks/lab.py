@@ -3,8 +3,7 @@
     python benchmarks/lab.py --json benchmarks/results/lab-times.json    # with --gpu, on a GPU
 
 Each save changes the starter's text, so that it is compiled; the default layers and images are checked. The aim on two
-cores is 1.5 s for a .h file, and 3 s for a CUDA file. Other work on the machine lengthens these seconds. The processor
-time of the command and its children is measured as well: an idle machine takes about as long.
+cores is 1.5 s for a .h file, and 3 s for a CUDA file. Other work on the machine lengthens these seconds.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ STARTERS = Path(folders[0]) / "starters"
 AIMS = {"new-forward.h": 1.5, "my_kernel.cu": 3.0}
 
 
-def processor_seconds(process: int) -> float:
-    """The processor time of a process and of its children that have ended."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def seconds_to_verdict(name: str, gpu: bool, saves: int) -> dict[str, list[float]]:
-    """The seconds, and those of processor time, of each save but the first check, which fills the caches."""
-    text, wall, processor = (STARTERS / name).read_text(encoding="utf-8"), [], []
+def seconds_to_verdict(name: str, gpu: bool, saves: int) -> list[float]:
+    """The seconds of each save but the first check, which fills the caches."""
+    text, seconds = (STARTERS / name).read_text(encoding="utf-8"), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
@@ -43,20 +36,17 @@ def seconds_to_verdict(name: str, gpu: bool, saves: int) -> dict[str, list[float
         way = ["--images", "4"] if gpu else ["--emulate"]
         command = [sys.executable, "-u", "-m", "ece408_op", "lab", str(path), "--watch", *way]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-            assert run.stdout is not None and run.stderr is not None
             for number in range(saves + 1):
-                start, used = time.perf_counter(), processor_seconds(run.pid)
+                start = time.perf_counter()
                 while not run.stdout.readline().startswith(f"{name}, "):
                     assert run.poll() is None
-                wall.append(time.perf_counter() - start)
-                print(f"{name}: save {number}: {wall[-1]:.2f} s", file=sys.stderr, flush=True)
-                processor.append(processor_seconds(run.pid) - used)
+                seconds.append(round(time.perf_counter() - start, 3))
+                print(f"{name}: save {number}: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
                 while not run.stderr.readline().startswith("waiting"):
                     assert run.poll() is None
                 path.write_text(f"{text}// {number} {time.time()}\n", encoding="utf-8")
             run.terminate()
-    found = {"seconds": wall[1:], "processor": processor[1:]}
-    return {what: [round(each, 3) for each in seconds] for what, seconds in found.items()}
+    return seconds[1:]
 
 
 def main() -> int:
@@ -67,15 +57,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     load, names = os.getloadavg()[0], [name for name in AIMS if name.endswith(".cu") or not options.gpu]
-    found = {name: seconds_to_verdict(name, options.gpu, options.saves) for name in names}
-    for name, one in found.items():
-        for what, seconds in one.items():
-            print(f"{name}: {what}: {statistics.median(seconds):.2f}, {min(seconds):.2f} to {max(seconds):.2f}")
-    machine = asdict(this_machine(gpu=options.gpu))
+    found = {name: {"seconds": seconds_to_verdict(name, options.gpu, options.saves)} for name in names}
+    medians = {name: statistics.median(one["seconds"]) for name, one in found.items()}
+    print(medians)
     if options.json:
+        machine = asdict(this_machine(gpu=options.gpu))
         result = {"files": found, "aims": AIMS, "load before": round(load, 1), "machine": machine}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(any(statistics.median(one["seconds"]) > AIMS[name] for name, one in found.items()))
+    return int(any(medians[name] > AIMS[name] for name in found))
 
 
 if __name__ == "__main__":
