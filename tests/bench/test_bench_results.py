@@ -70,24 +70,19 @@ def test_a_wrong_output_fails_the_run_and_a_skipped_one_does_not():
     assert replace(RUN, cases=(kept,)).passed
 
 
-def test_an_interrupted_run_is_continued_if_nothing_changed(tmp_path):
-    path = tmp_path / "run.json"
-    assert results.resumed(path, RUN) == RUN
-    begun = replace(RUN, complete=False)
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"machine": replace(MACHINE, versions={"numpy": "1.26.4"})}, r"another numpy \(2.5.2, this run: 1.26.4\)"),
+        ({"command": "sweep"}, r"another command \(layers, this run: sweep\)"),
+    ],
+)
+def test_an_interrupted_run_is_continued_if_nothing_changed(changed, words, tmp_path):
+    path, begun = tmp_path / "run.json", replace(RUN, complete=False)
     header = replace(begun, cases=(), ceilings=None)
-    results.write(path, begun)
-    assert results.resumed(path, header) == begun
     results.write(path, RUN)
     assert results.resumed(path, header) == header  # a complete run is measured again
     results.write(path, begun)
-    for other, words in (
-        (replace(header, options={"seed": 1}), r"another seed \(0, this run: 1\)"),
-        (
-            replace(header, machine=replace(MACHINE, versions={"numpy": "1.26.4"})),
-            r"another numpy \(2.5.2, this run: 1.26.4\)",
-        ),
-        (replace(header, command="sweep"), r"another command \(layers, this run: sweep\)"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            results.resumed(path, other)
-    assert results.read(path) == begun
+    assert results.resumed(path, header) == begun
+    with pytest.raises(ValueError, match=words):
+        results.resumed(path, replace(header, **changed))

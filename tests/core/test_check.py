@@ -7,6 +7,7 @@ import pytest
 
 from ece408_op.core import check, reference
 from ece408_op.core.check import compare
+from ece408_op.core.kernel import float32_bound
 from ece408_op.kernels.cpu import im2col
 from ece408_op.kernels.cuda import cudnn
 from ece408_op.problem import ConvProblem
@@ -209,3 +210,16 @@ def test_a_weight_gradient_is_compared_as_a_whole(weight_gradient):
     out[1, 1, 1, 1] += 1
     found = compare(out, *operands, KERNEL, images=2, problem=problem)
     assert (found.index, found.wrong, found.compared) == ((1, 1, 1, 1), 1, out.size)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["data_gradient", "weight_gradient"])
+def test_a_wrong_element_of_a_gradient_is_found_and_named(kind, groups):
+    problem = getattr(ConvProblem(5, 4, 8, 9, 5 * groups, 3, stride=(2, 1), pad=(1, 0), groups=groups), kind)
+    random = np.random.RandomState(0)
+    a, b = (random.randn(*shape).astype(np.float32) for shape in problem.shapes[:2])
+    right, compare = reference.convolve(a, b, problem).astype(np.float32), check.Reference(a, b, 2, problem).compare
+    assert compare(right).scaled <= float32_bound(problem)
+    right[4, -1, 2, 0] += 1
+    assert compare(right).scaled > float32_bound(problem)
+    assert f"worst element [4, {right.shape[1] - 1}, 2, 0]: " in str(compare(right))
