@@ -14,22 +14,14 @@ from hypothesis import strategies as st
 from ece408_op.data import find_test, sample
 from ece408_op.data.resize import resize
 
-#: SHA-256 of 10,000 resized images. Every image of these sets was compared with scikit-image's
-#: (0.24 with SciPy 1.15 and NumPy 1.23; 0.26 with SciPy 1.18 and NumPy 2.5): no pixel differed.
-REAL = {
-    64: "4f74220d71aa835c1b355d6e31ff4b5ff63d1ec1029ba7a60b40f2d41ed35a0f",
-    72: "332fb1b2459e84df2ef888ca6ad4661958171149cff02457b8423530a423a6b3",
+#: SHA-256 of 10,000 resized images, by set and size. Every image was compared with scikit-image's (0.24 with SciPy 1.15
+#: and NumPy 1.23; 0.26 with SciPy 1.18 and NumPy 2.5): no pixel differed.
+WHOLE = {
+    ("real", 64): "4f74220d71aa835c1b355d6e31ff4b5ff63d1ec1029ba7a60b40f2d41ed35a0f",
+    ("real", 72): "332fb1b2459e84df2ef888ca6ad4661958171149cff02457b8423530a423a6b3",
+    ("sample", 64): "9b6fe4135f46c78fb7ef4cd9dca62e1e9b88c10fd4f0dff206754474869c01be",
+    ("sample", 72): "21c1d2dbf7702c7e9d13e8b137d9b6cea8f22425128d3f4a93a14e819d96662f",
 }
-SAMPLE = {
-    64: "9b6fe4135f46c78fb7ef4cd9dca62e1e9b88c10fd4f0dff206754474869c01be",
-    72: "21c1d2dbf7702c7e9d13e8b137d9b6cea8f22425128d3f4a93a14e819d96662f",
-}
-
-
-@pytest.fixture(scope="module")
-def clothes() -> np.ndarray:
-    """The sample set's images: (10000, 28, 28), uint8."""
-    return sample.generate()[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +53,12 @@ def test_equals_scikit_image(transform: Any, size: int, height: int, width: int,
     np.testing.assert_array_equal(resize(images, size), by_scikit_image(transform, images, size))
 
 
-@pytest.mark.parametrize("size", sorted(SAMPLE))
-def test_whole_sample_set(clothes: np.ndarray, size: int) -> None:
-    assert hashlib.sha256(resize(clothes, size)).hexdigest() == SAMPLE[size]
-
-
-@pytest.mark.skipif("ECE408_DATA" not in os.environ, reason="needs the real Fashion-MNIST in ECE408_DATA")
-@pytest.mark.parametrize("size", sorted(REAL))
-def test_whole_real_set(size: int) -> None:
-    assert hashlib.sha256(resize(find_test().images, size)).hexdigest() == REAL[size]
+@pytest.mark.parametrize(("source", "size"), WHOLE)
+def test_whole_set(source: str, size: int) -> None:
+    if source == "real" and "ECE408_DATA" not in os.environ:
+        pytest.skip("needs the real Fashion-MNIST in ECE408_DATA")
+    images = find_test().images if source == "real" else sample.generate()[0]
+    assert hashlib.sha256(resize(images, size)).hexdigest() == WHOLE[source, size]
 
 
 def test_chunks_do_not_show() -> None:
