@@ -22,31 +22,22 @@ def convolve(
     a: np.ndarray,
     b: np.ndarray,
     out: np.ndarray,
-    add: bool = False,
     bias: np.ndarray | None = None,
 ) -> Timing:
-    """Fill out from a and b, the problem's operands, by a CPU kernel, or add the result to out.
+    """Fill out from a and b, the problem's operands, by a CPU kernel.
 
-    The arrays are C-contiguous float32, B is at least 1, and out may share memory with the others. The kernel supports
+    The arrays are C-contiguous float32, B is at least 1, and out shares no memory with the others. The kernel supports
     the problem. bias (M,) is added to y.
     """
     threads = dispatch.thread_count(problem)
-    # A kernel may not read what it writes.
-    separate = add or any(np.may_share_memory(array, out) for array in (a, b, bias) if array is not None)
-    target = np.empty_like(out) if separate else out
-    kernel.prepare(problem, target)
+    kernel.prepare(problem, out)
     # The course's harness zeroed the output before it started the clock, so an Op Time excludes page faults.
-    memory.map_pages(target, threads)
+    memory.map_pages(out, threads)
     start = time.perf_counter()
-    computing = kernel.run(problem, a, b, target, threads)
+    computing = kernel.run(problem, a, b, out, threads)
     if bias is not None:
-        _add_bias(target, bias, threads)
-    seconds = time.perf_counter() - start if computing is None else computing
-    if add:
-        out += target
-    elif separate:
-        out[...] = target
-    return Timing(seconds)
+        _add_bias(out, bias, threads)
+    return Timing(time.perf_counter() - start if computing is None else computing)
 
 
 def bias_gradient(problem: ConvProblem, y: np.ndarray, out: np.ndarray, add: bool) -> None:

@@ -75,26 +75,16 @@ def convolve(
     a: np.ndarray,
     b: np.ndarray,
     out: np.ndarray,
-    add: bool = False,
     bias: np.ndarray | None = None,
-    device: int = 0,
 ) -> Timing:
-    """Fill out from a and b, the problem's operands, by a GPU kernel, or add the result to out.
+    """Fill out from a and b, the problem's operands, by a GPU kernel.
 
-    The arrays are NumPy's, C-contiguous float32; out may share memory with the others. bias (M,) is added to y. Returns
-    when out is filled. Raises DeviceError where there is no such GPU, or where it fails, and UnsupportedError as the
+    The arrays are NumPy's, C-contiguous float32, and out shares no memory with the others. bias (M,) is added to y.
+    Returns when out is filled. Raises DeviceError where there is no GPU, or where it fails, and UnsupportedError as the
     kernel does.
     """
-    overlaps = any(np.may_share_memory(array, out) for array in (a, b, bias) if array is not None)
-    separate = overlaps or (add and problem.operands[2] == _WEIGHT)
-    target = np.empty_like(out) if separate else out
-    advise_huge_pages(target)
-    timing = gpu(device).run(kernel, problem, (a, b, target), add and not separate, bias)
-    if separate and add:
-        out += target
-    elif separate:
-        out[...] = target
-    return timing
+    advise_huge_pages(out)
+    return gpu().run(kernel, problem, (a, b, out), bias)
 
 
 class Gpu:
@@ -123,13 +113,12 @@ class Gpu:
         kernel: CudaKernel,
         problem: ConvProblem,
         arrays: Sequence[np.ndarray],
-        add: bool,
         bias: np.ndarray | None = None,
     ) -> Timing:
-        """Compute one call of ``convolve``, into an output that shares no memory with the inputs.
+        """Compute one call of ``convolve``.
 
         The weight is a constant for all chunks of images. If it is the output, the chunks' results are summed on the
-        device in float64, and ``add`` is False.
+        device in float64.
         """
         image = problem.with_batch(1)
         image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
@@ -147,7 +136,7 @@ class Gpu:
                 threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
                 start = time.perf_counter()
                 elements = STAGING_BYTES // ITEM_BYTES
-                Pipeline(work, chunks, inputs, outputs, elements, constants=constants, add=add).run(threads)
+                Pipeline(work, chunks, inputs, outputs, elements, constants=constants).run(threads)
                 if not outputs:
                     work.finish()
                     self.copy_out(self.buffers[_WEIGHT, 0].ptr, operands[_WEIGHT])

@@ -146,9 +146,18 @@ class NewOp(mx.operator.CustomOp):
             return _device_context.convolve(kernel, problem, addresses, self._number, add, address)
         a, b, out = map(bridge.cpu_view, operands, problem.shapes)
         bias_view = None if bias is None else bridge.cpu_view(bias)
+        # A kernel may not read what it writes.
+        separate = add or any(np.may_share_memory(each, out) for each in (a, b, bias_view) if each is not None)
+        target = np.empty_like(out) if separate else out
         if isinstance(kernel, CudaKernel):
-            return host_context.convolve(kernel, problem, a, b, out, add, bias_view)
-        return _cpu_context.convolve(kernel, problem, a, b, out, add, bias_view)
+            timing = host_context.convolve(kernel, problem, a, b, target, bias_view)
+        else:
+            timing = _cpu_context.convolve(kernel, problem, a, b, target, bias_view)
+        if add:
+            out += target
+        elif separate:
+            out[...] = target
+        return timing
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:

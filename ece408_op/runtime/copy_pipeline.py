@@ -127,8 +127,8 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. add: add results to the outputs, which are not pinned then. pinned: by role, whether each
-    array is pinned, or nothing if none is. An error in any transfer ends the call, and ``run`` raises it.
+    computes the last chunk. pinned: by role, whether each array is pinned, or nothing if none is. An error in any
+    transfer ends the call, and ``run`` raises it.
     """
 
     def __init__(
@@ -140,10 +140,9 @@ class Pipeline:
         staging_elements: int,
         constants: Sequence[np.ndarray] = (),
         checks: Sequence[Callable[[], None]] = (),
-        add: bool = False,
         pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     ) -> None:
-        self._device, self._chunks, self._staging_elements, self._add = device, chunks, staging_elements, add
+        self._device, self._chunks, self._staging_elements = device, chunks, staging_elements
         self._pinned = pinned
         self._stages = 1 + max((this.stage for this in chunks), default=0)
         self._states = [_State() for _ in chunks]
@@ -250,11 +249,8 @@ class Pipeline:
                 state.to_copy_out -= 1
                 if state.to_copy_out == 0:
                     state.copied_out.set()
-            staged = buffer.floats[: transfer.host.size]
-            if self._add:
-                np.add(transfer.host, staged, out=transfer.host)
-            elif not transfer.pinned:
-                np.copyto(transfer.host, staged)
+            if not transfer.pinned:
+                np.copyto(transfer.host, buffer.floats[: transfer.host.size])
         finally:
             self._device.staging.put(buffer)
 
