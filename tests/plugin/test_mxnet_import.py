@@ -128,25 +128,24 @@ for use in (ece408_op.plugin.mxnet_import.load, lambda: ece408_op.New, lambda: e
         assert re.search(r"pip install -e '.*\[cpu\]'", line)
 
 
+NEEDS = "ece408_op.errors.MXNetImportError: MXNet needs the library "
+
+
 @pytest.mark.parametrize(
-    ("library", "advice"),
+    ("error", "words"),
     [
-        ("libgomp.so.1", "apt-get install libgomp1"),
-        ("libcudart.so.11.0", "[cu117]"),
-        ("libcuda.so.1", "NVIDIA's driver"),
+        (
+            "libgomp.so.1: cannot open shared object file: No such file",
+            NEEDS + "libgomp.so.1: .*apt-get install libgomp1",
+        ),
+        ("libcudart.so.11.0: cannot open shared object file", NEEDS + r"libcudart.so.11.0: .*\[cu117\]"),
+        ("libcuda.so.1: cannot open shared object file", NEEDS + "libcuda.so.1: .*NVIDIA's driver"),
+        ("the disk is full", "OSError: the disk is full$"),
     ],
 )
-def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, library: str, advice: str) -> None:
-    code = f'raise OSError("{library}: cannot open shared object file: No such file or directory")'
-    done = python("-c", "import ece408_op, mxnet", first=[fake_mxnet(tmp_path, code)])
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ece408_op.errors.MXNetImportError: MXNet needs the library {library}: ")
-    assert advice in last
-
-
-def test_another_error_of_the_import_stays_what_it_is(tmp_path: Path) -> None:
-    done = python("-c", "import ece408_op, mxnet", first=[fake_mxnet(tmp_path, 'raise OSError("the disk is full")')])
-    assert done.stderr.strip().splitlines()[-1] == "OSError: the disk is full"
+def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, error: str, words: str) -> None:
+    done = python("-c", "import ece408_op, mxnet", first=[fake_mxnet(tmp_path, f'raise OSError("{error}")')])
+    assert re.match(words, done.stderr.strip().splitlines()[-1])
 
 
 def test_two_builds_in_one_folder_are_refused(tmp_path: Path) -> None:

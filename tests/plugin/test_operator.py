@@ -66,18 +66,6 @@ def test_the_record_is_bounded():
     assert ece408_op.op_times() == []
 
 
-def test_shapes_are_inferred_both_ways():
-    symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(5, 5), num_filter=50, name="new0")
-    assert symbol.list_arguments() == ["data", "new0_weight"]
-    assert symbol.list_outputs() == ["new0_output"]
-    assert symbol.infer_type(data=np.float32) == ([np.float32, np.float32], [np.float32], [])
-    assert symbol.infer_shape(data=(7, 1, 28, 30)) == ([(7, 1, 28, 30), (50, 1, 5, 5)], [(7, 50, 24, 26)], [])
-    assert symbol.infer_shape_partial() == ([(0, 0, 0, 0), (50, 0, 5, 5)], [(0, 50, 0, 0)], [])
-    assert symbol.infer_shape_partial(data=(0, 3, 28, 0)) == ([(0, 3, 28, 0), (50, 3, 5, 5)], [(0, 50, 24, 0)], [])
-    partial = symbol.infer_shape_partial(data=(2, 0, 9, 9), new0_weight=(0, 6, 0, 0))
-    assert partial == ([(2, 6, 9, 9), (50, 6, 5, 5)], [(2, 50, 5, 5)], [])
-
-
 def test_a_shape_that_is_known_only_behind_the_operator():
     """Its data is of unknown rank at first; MXNet takes the rank 0 that an empty answer would give for known."""
     data, label = mx.sym.var("data"), mx.sym.var("label")
