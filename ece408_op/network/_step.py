@@ -194,7 +194,7 @@ class _Device:
 
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         with self._gpu.device, self._gpu.stream:
-            self._gpu.behind([*self._copied, *copied])
+            self._gpu.wait_for([*self._copied, *copied])
             if self._graph:
                 graph, rank = self._graph
                 self._outputs, self.result = graph.run(self._compute, rank)

@@ -253,7 +253,7 @@ class _Device:
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         gpu, batch = self._gpu, self._batch
         with gpu.device, gpu.stream:
-            gpu.behind(copied)
+            gpu.wait_for(copied)
             data = batch.data[this.stage]
             outputs = batch.run(self._engine._given(data), data, timed=True)
             for source, target in zip(outputs, batch.outputs[this.stage]):

@@ -121,10 +121,10 @@ def _cached_op_with_slices(cached_op: Any) -> Any:
             self._reordered = _network_inputs(graph, sym) if known else ()
             original, of_numpy = graph, isinstance(sym, mx.sym.np._Symbol)
             if any(map(_op_type, graph["nodes"])):
-                sym = _with_slices(graph, of_numpy, behind=False)
+                sym = _with_slices(graph, of_numpy, outputs_too=False)
             super().__init__(sym, flags)
             if any(map(_has_gradient, original["nodes"])):
-                recorded = _with_slices(original, of_numpy, behind=True)
+                recorded = _with_slices(original, of_numpy, outputs_too=True)
                 self._recorded = functools.cache(lambda: cached_op(recorded, flags))
 
         def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
@@ -168,20 +168,20 @@ def view(output: Any) -> Any:
     return output.reshape(output.shape) if output.size and not bridge.on_gpu(output) else output
 
 
-def _with_slices(graph: Mapping[str, Any], of_numpy: bool, behind: bool) -> Any:
-    """Return a Symbol of the graph with slices; with ``behind`` also behind each operator that has a gradient."""
-    sliced = mx.sym.load_json(json.dumps(_insert_slices(graph, behind)))
+def _with_slices(graph: Mapping[str, Any], of_numpy: bool, outputs_too: bool) -> Any:
+    """Return a Symbol of the graph with slices; with ``outputs_too`` also after each operator that has a gradient."""
+    sliced = mx.sym.load_json(json.dumps(_insert_slices(graph, outputs_too)))
     return sliced.as_np_ndarray() if of_numpy else sliced
 
 
-def _insert_slices(graph: Mapping[str, Any], behind: bool) -> dict[str, Any]:
+def _insert_slices(graph: Mapping[str, Any], outputs_too: bool) -> dict[str, Any]:
     """Insert a slice in front of each input of each New, and of a network's inputs that other nodes compute.
 
     The graph stays in topological order.
     """
     nodes: list[dict[str, Any]] = []
     moved: list[int] = []  # the new index of each node
-    sliced: dict[tuple[int, int], list[int]] = {}  # the slices behind outputs
+    sliced: dict[tuple[int, int], list[int]] = {}  # the slices of outputs
     entries = [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]
     outputs = sorted({(source, output) for source, output, *_ in entries})
 
@@ -201,7 +201,7 @@ def _insert_slices(graph: Mapping[str, Any], behind: bool) -> dict[str, Any]:
         moved.append(len(nodes) - 1)
         if "control_deps" in node:
             nodes[-1]["control_deps"] = [moved[source] for source in node["control_deps"]]
-        if behind and _has_gradient(node):
+        if outputs_too and _has_gradient(node):
             # The slice of an only output has the node's name: outputs are called after it.
             nodes[-1]["name"] += "_plain"
             mine = [output for source, output in outputs if source == index]

@@ -166,7 +166,7 @@ class Gpu:
         return None
 
     def copy_pinned(self, array: np.ndarray, there: int, after: Any = None, out: bool = False) -> Any:
-        """Queue a copy of a pinned array to an address on the device, or from there, behind the event ``after``.
+        """Queue a copy of a pinned array to an address on the device, or from there, after the event ``after``.
 
         Returns the event of its end.
         """
@@ -178,7 +178,7 @@ class Gpu:
         with self.device:
             return stream.record()
 
-    def behind(self, events: Sequence[Any]) -> None:
+    def wait_for(self, events: Sequence[Any]) -> None:
         """Have what is queued on the stream to compute on from now on wait for events."""
         for event in events:
             self.stream.wait_event(event)

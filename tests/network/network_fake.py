@@ -168,7 +168,7 @@ class Gpu:
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
-    copy, copy_pinned, behind = host_context.Gpu.copy, host_context.Gpu.copy_pinned, host_context.Gpu.behind
+    copy, copy_pinned, wait_for = host_context.Gpu.copy, host_context.Gpu.copy_pinned, host_context.Gpu.wait_for
 
     def pinned(self, size):
         return np.full(size, 0xFF, np.uint8)
