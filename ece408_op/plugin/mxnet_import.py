@@ -1,8 +1,8 @@
 """The import of MXNet 1.9.1 on today's Python and NumPy, and the CUDA libraries that its GPU builds link to.
 
     import mxnet.x
-      -> Finder     finds the module as Python does, and puts Loader in front of its loader
-      -> Loader     gives the module builtins with compatibility shims, runs it, and patches it (_compatibility.py)
+      -> Finder      finds the module as Python does, and wraps its loader's exec_module in _execute
+      -> _execute    gives the module builtins with compatibility shims, runs it, and patches it (_compatibility.py)
 
 ``install`` has to run before MXNet is imported; a loaded MXNet is left as it is.
 """
@@ -17,10 +17,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from ece408_op.errors import MXNetImportError
 
@@ -90,7 +90,7 @@ def _how_to_install() -> str:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds ``mxnet`` and its modules by the other finders, and puts ``Loader`` in front of their loader."""
+    """Finds ``mxnet`` and its modules by the other finders, and has their loader run them by ``_execute``."""
 
     def __init__(self, after: Callable[[], None] | None = None) -> None:
         self.after = after
@@ -103,42 +103,29 @@ class Finder(importlib.abc.MetaPathFinder):
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = Loader(spec.loader, self.after if fullname == "mxnet" else None)
+        if spec is not None and spec.loader is not None:
+            after = self.after if fullname == "mxnet" else None
+            execute = partial(_execute, spec.loader.exec_module, after)
+            spec.loader.exec_module = execute  # type: ignore[method-assign] # each spec has a loader of its own
         return spec
 
 
-class Loader(importlib.abc.Loader):
-    """Runs a module of MXNet with its own ``__builtins__``, then patches it and calls ``after``."""
+def _execute(execute: Callable[[ModuleType], None], after: Callable[[], None] | None, module: ModuleType) -> None:
+    """Run a module of MXNet with its own ``__builtins__``, then patch it and call ``after``.
 
-    def __init__(self, inner: Any, after: Callable[[], None] | None) -> None:
-        self.inner = inner
-        self.after = after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the new module, made by its own loader."""
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code; raises MXNetImportError if a library is missing or two builds are installed."""
-        # inspect, pkgutil and reload need the original loader of a loaded module.
-        module.__loader__ = self.inner
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.inner
-        vars(module)["__builtins__"] = builtins_with_shims()
-        if module.__name__ == "mxnet":
-            _run_mxnet(module, self.inner)
-        else:
-            self.inner.exec_module(module)
-        patch(module)
-        if self.after is not None:
-            self.after()
+    Raises MXNetImportError if a library is missing or two builds are installed.
+    """
+    vars(module)["__builtins__"] = builtins_with_shims()
+    if module.__name__ == "mxnet":
+        _run_mxnet(module, execute)
+    else:
+        execute(module)
+    patch(module)
+    if after is not None:
+        after()
 
 
-def _run_mxnet(module: ModuleType, inner: Any) -> None:
+def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
     builds = _builds(Path(module.__file__).parent.parent) if module.__file__ else []
     if len(builds) > 1:
         raise MXNetImportError(
@@ -152,7 +139,7 @@ def _run_mxnet(module: ModuleType, inner: Any) -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # libgomp reads it when it is loaded
     try:
-        inner.exec_module(module)
+        execute(module)
     except OSError as error:
         missing = re.match(r"(lib[\w.+-]+): cannot open shared object", str(error))
         if missing is None:
