@@ -82,7 +82,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
         options.context = "cpu"
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet names each fused graph otherwise
     try:
-        return _run(milestone, script, options)
+        return _Script(milestone, script, options).run()
     except (Ece408Error, OSError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         return CANNOT if isinstance(error, DeviceError) else FAILED
@@ -161,166 +161,132 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
     return model, int(size)
 
 
-def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
-    watched = session.start(options, on_gpu="gpu" in (milestone.device, options.context))
-    mx = mxnet_import.load()
-    context, as_one_node = _context(mx, milestone, script, options.context)
-    network = shapes.info(files.find(options.model))
-    own = isinstance(options.impl, Path)
-    with own_file(options, network) if own else nullcontext(options.impl) as options.impl:
-        results, passed = _run_network(milestone, script, options, network, context, as_one_node)
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
-    results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
-    if options.json is not None:
-        write_text(options.json, json.dumps(results, indent=2) + "\n")
-    return OK if passed else FAILED
+class _Script:
+    """One run of a script; it prints the course's lines and collects the results as data."""
 
+    def __init__(self, milestone: Milestone, name: str, options: argparse.Namespace) -> None:
+        self.milestone, self.name, self.options = milestone, name, options
+        self.results: dict[str, Any] = {"version": 1, "milestone": name[:-3]}
 
-def _run_network(
-    milestone: Milestone,
-    script: str,
-    options: argparse.Namespace,
-    described: shapes.NetworkInfo,
-    context: Any,
-    as_one_node: bool,
-) -> tuple[dict[str, Any], bool]:
-    """Run the network and print the course's lines; returns the results as data, and whether they passed."""
-    from ece408_op.models import inference
+    def run(self) -> int:
+        """Run the network; returns the exit code."""
+        options = self.options
+        watched = session.start(options, on_gpu="gpu" in (self.milestone.device, options.context))
+        mx = mxnet_import.load()
+        context, as_one_node = _context(mx, self.milestone, self.name, options.context)
+        network = shapes.info(files.find(options.model))
+        own = isinstance(options.impl, Path)
+        with own_file(options, network) if own else nullcontext(options.impl) as options.impl:
+            passed = self._run_network(network, context, as_one_node)
+        versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
+        self.results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
+        if options.json is not None:
+            write_text(options.json, json.dumps(self.results, indent=2) + "\n")
+        return OK if passed else FAILED
 
-    network, (channels, rows, columns) = described.network, described.image
-    if channels != 1 or rows != columns:
-        raise Ece408Error(
-            f"{network.symbol}: expected a network for square images of one channel, as Fashion-MNIST's are, "
-            f"got one for {channels} x {rows} x {columns}"
-        )
-    print("New Inference", flush=True)
-    found = find_test(options.data)
-    print("Loading fashion-mnist data...", end="", flush=True)
-    images, labels, source = load_test(rows, options.size, found=found)
-    print(" done")
-    print("Loading model...", end="", flush=True)
-    plain = loaded = running = inference.built_in(network)
-    if milestone.device:
-        impl = dispatch.AUTO if options.impl == ALL else options.impl
-        # gpu_network applies the precision to its node, and fuses by itself.
-        precision, fuse = ("float32", False) if as_one_node else (options.precision, options.fuse)
-        loaded = running = inference.with_operator(network, impl, milestone.device, precision, fuse)
-    print(" done", flush=True)
-    if milestone.device:
-        _check_replaced(script, network.name, loaded)
-    if as_one_node:
-        running = inference.on_gpu(loaded, dispatch.AUTO if milestone.device else CUDNN, options.precision)
-    results: dict[str, Any] = {
-        "version": 1,
-        "milestone": script[:-3],
-        "model": network.name,
-        "title": network.title,
-        "size": options.size,
-        "image": [channels, rows, columns],
-        "source": source,
-        "context": "gpu_network" if as_one_node else str(context),
-    }
-    if options.impl == ALL:
-        from ece408_op.bench import tables
+    def _run_network(self, described: shapes.NetworkInfo, context: Any, as_one_node: bool) -> bool:
+        """Load and run the network; returns whether its results passed."""
+        from ece408_op.models import inference
 
-        measured = _all_kernels(loaded, images)
+        network, options, device = described.network, self.options, self.milestone.device
+        channels, rows, columns = described.image
+        if channels != 1 or rows != columns:
+            raise Ece408Error(
+                f"{network.symbol}: expected a network for square images of one channel, as Fashion-MNIST's are, "
+                f"got one for {channels} x {rows} x {columns}"
+            )
+        print("New Inference", flush=True)
+        found = find_test(options.data)
+        print("Loading fashion-mnist data...", end="", flush=True)
+        images, labels, source = load_test(rows, options.size, found=found)
+        print(" done")
+        print("Loading model...", end="", flush=True)
+        plain = loaded = running = inference.built_in(network)
+        if device:
+            impl = dispatch.AUTO if options.impl == ALL else options.impl
+            # gpu_network applies the precision to its node, and fuses by itself.
+            precision, fuse = ("float32", False) if as_one_node else (options.precision, options.fuse)
+            loaded = running = inference.with_operator(network, impl, device, precision, fuse)
+        print(" done", flush=True)
+        if device:
+            self._check_replaced(network.name, loaded)
+        if as_one_node:
+            running = inference.on_gpu(loaded, dispatch.AUTO if device else CUDNN, options.precision)
+        self.results.update(model=network.name, title=network.title, size=options.size, image=list(described.image))
+        self.results.update(source=source, context="gpu_network" if as_one_node else str(context))
+        if options.impl == ALL:
+            return self._run_all_kernels(loaded, images)
+        op_times.clear_op_times()
+        predictions = inference.predict(running, images, context)
+        self._report(agreement(predictions, labels), op_times.op_times())
+        return not options.verify or self._verify(loaded, plain, images, predictions)
+
+    def _check_replaced(self, network: str, loaded: Any) -> None:
+        """Print which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
+        from ece408_op.models import inference
+
+        for layer, reason in loaded.left.items():
+            print(f"{self.name}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
+        if not inference.layers(loaded.symbol):
+            raise Ece408Error(
+                f"{network}: expected a convolution that New can take the place of, got "
+                f"{len(loaded.left) or 'none'}{' that it cannot (see above)' if loaded.left else ''}; run it with m1.py"
+            )
+
+    def _report(self, accuracy: float, calls: Sequence[op_times.OpTime]) -> None:
+        """Print the course's lines, and with --time that of each whole call to stderr."""
+        if self.milestone.device:
+            for call in calls:
+                print(f"Op Time: {call.seconds:f}")
+                if self.options.time:
+                    print(f"{call.layer}: whole call {call.call_seconds:.6f}", file=sys.stderr)
+            print(f"Correctness: {accuracy} Model: {self.results['title']}")
+        else:
+            print(f"EvalMetric: {{'accuracy': {accuracy}}}")
+        self.results.update(op_times=[_call(call) for call in calls], accuracy=accuracy, verification=None)
+
+    def _run_all_kernels(self, network: Any, images: np.ndarray) -> bool:
+        """Time and check every GPU kernel on every ``New`` of the network, on copies of its arrays on the GPU."""
+        import mxnet as mx
+        from tqdm import tqdm
+
+        from ece408_op.bench import layers, results, tables
+        from ece408_op.core import roofline
+        from ece408_op.models import inference
+
+        ceilings, cases = roofline.measure(), []
+        for layer in inference.layers(network.symbol):
+            given = [array.asnumpy() for array in inference.run(mx.sym.Group(layer.inputs[:2]), network, images)]
+            problem = layer.attributes.problem(given[0].shape, given[1].shape)
+            names = tqdm(dispatch.names("gpu"), desc=layer.name, unit="kernel", disable=None, leave=False)
+            x, w = map(cuda.cupy().asarray, given)
+            rows = layers.gpu_rows(problem, x, w, layers.Settings(names, _REPEATS, peers=False))
+            cases.append(layers.case_of(layer.name, problem, rows, ceilings))
+        measured = results.Results("layers", results.this_machine(gpu=True), cases=tuple(cases))
         print(tables.table(measured))
-        results["layers"], passed = [asdict(case) for case in measured.cases], measured.passed
-    else:
-        predictions = _infer(milestone, options.time, running, images, labels, context, results)
-        passed = not options.verify or _verify(script, loaded, plain, images, predictions, results)
-    return results, passed
+        self.results["layers"] = [asdict(case) for case in cases]
+        return measured.passed
 
+    def _verify(self, network: Any, plain: Any, images: np.ndarray, predictions: np.ndarray) -> bool:
+        """Compare layers and predictions with those of ``plain``, the network with MXNet's own Convolution.
 
-def _check_replaced(script: str, name: str, loaded: Any) -> None:
-    """Print which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
-    from ece408_op.models import inference
+        Prints the result and returns whether it is right.
+        """
+        from ece408_op.models import inference
 
-    for layer, reason in loaded.left.items():
-        print(f"{script}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
-    if not inference.layers(loaded.symbol):
-        raise Ece408Error(
-            f"{name}: expected a convolution that New can take the place of, got "
-            f"{len(loaded.left) or 'none'}{' that it cannot (see above)' if loaded.left else ''}; run it with m1.py"
-        )
-
-
-def _infer(
-    milestone: Milestone,
-    whole_calls: bool,
-    network: Any,
-    images: np.ndarray,
-    labels: np.ndarray,
-    context: Any,
-    results: dict[str, Any],
-) -> np.ndarray:
-    """Run the network, print the course's lines and keep the figures in results; returns the predictions (N,).
-
-    whole_calls: print the time of each whole call to stderr as well.
-    """
-    from ece408_op.models import inference
-
-    op_times.clear_op_times()
-    predictions = inference.predict(network, images, context)
-    calls = op_times.op_times()
-    accuracy = agreement(predictions, labels)
-    if milestone.device:
-        for call in calls:
-            print(f"Op Time: {call.seconds:f}")
-            if whole_calls:
-                print(f"{call.layer}: whole call {call.call_seconds:.6f}", file=sys.stderr)
-        print(f"Correctness: {accuracy} Model: {results['title']}")
-    else:
-        print(f"EvalMetric: {{'accuracy': {accuracy}}}")
-    results.update(op_times=[_call(call) for call in calls], accuracy=accuracy, verification=None)
-    return predictions
-
-
-def _all_kernels(network: Any, images: np.ndarray) -> Any:
-    """Time and check every GPU kernel on every ``New`` of the network, on copies of its arrays on the GPU.
-
-    Returns the Results that ``ece408-bench layers`` prints.
-    """
-    import mxnet as mx
-    from tqdm import tqdm
-
-    from ece408_op.bench import layers, results
-    from ece408_op.core import roofline
-    from ece408_op.models import inference
-
-    ceilings, cases = roofline.measure(), []
-    for layer in inference.layers(network.symbol):
-        given = [array.asnumpy() for array in inference.run(mx.sym.Group(layer.inputs[:2]), network, images)]
-        problem = layer.attributes.problem(given[0].shape, given[1].shape)
-        names = tqdm(dispatch.names("gpu"), desc=layer.name, unit="kernel", disable=None, leave=False)
-        x, w = map(cuda.cupy().asarray, given)
-        rows = layers.gpu_rows(problem, x, w, layers.Settings(names, _REPEATS, peers=False))
-        cases.append(layers.case_of(layer.name, problem, rows, ceilings))
-    return results.Results("layers", results.this_machine(gpu=True), cases=tuple(cases))
-
-
-def _verify(
-    script: str, network: Any, plain: Any, images: np.ndarray, predictions: np.ndarray, results: dict[str, Any]
-) -> bool:
-    """Compare the layers of the network with ``New`` and the predictions; print the result, return whether it is right.
-
-    plain: the network with MXNet's own Convolution.
-    """
-    from ece408_op.models import inference
-
-    found = inference.verify(network, plain, images, predictions)
-    print(f"Largest difference from MXNet's Convolution: {found.largest_difference:.3g}")
-    if found.worst is not None:
-        print(f"Largest error against float64: {found.worst:.3g} of what the kernel is allowed")
-    print(f"Agreeing predictions: {found.agreeing} of {found.compared}")
-    results["verification"] = asdict(found)
-    used = {call["implementation"] for call in results["op_times"]}
-    reduced = any(dispatch.find(name).precision != "float32" for name in used)
-    passed = found.right and (found.agreeing == found.compared or reduced)
-    if not passed:
-        what = "other predictions" if found.right else "an output that is NaN or errs by more than it may"
-        print("\n".join([f"{script}: verification FAILED: {what}", *found.failures]), file=sys.stderr)
-    return passed
+        found = inference.verify(network, plain, images, predictions)
+        print(f"Largest difference from MXNet's Convolution: {found.largest_difference:.3g}")
+        if found.worst is not None:
+            print(f"Largest error against float64: {found.worst:.3g} of what the kernel is allowed")
+        print(f"Agreeing predictions: {found.agreeing} of {found.compared}")
+        self.results["verification"] = asdict(found)
+        used = {call["implementation"] for call in self.results["op_times"]}
+        reduced = any(dispatch.find(name).precision != "float32" for name in used)
+        passed = found.right and (found.agreeing == found.compared or reduced)
+        if not passed:
+            what = "other predictions" if found.right else "an output that is NaN or errs by more than it may"
+            print("\n".join([f"{self.name}: verification FAILED: {what}", *found.failures]), file=sys.stderr)
+        return passed
 
 
 def _context(mx: Any, milestone: Milestone, script: str, asked: str | None) -> tuple[Any, bool]:
