@@ -71,12 +71,10 @@ def _numpy_shims(numpy: ModuleType) -> dict[str, Any]:
     inf, nan = float("inf"), float("nan")
     shims: dict[str, Any] = {"bool": bool, "int": int, "compat": SimpleNamespace(basestring=str)}
     shims.update(PZERO=0.0, NZERO=-0.0, PINF=inf, NINF=-inf, Inf=inf, NAN=nan, NaN=nan)
-    # vars() rather than getattr, which warns about some names before it fails.
-    own = vars(numpy)
-    shims.update({name: _named(name, _removed) for name in _FINANCIAL if name not in own})
-    if _major(numpy) >= 2:
+    shims.update({name: _named(name, _removed) for name in _FINANCIAL})
+    if int(numpy.__version__.split(".")[0]) >= 2:
         # Removed, or deprecated with a warning.
-        shims.update({old: _named(old, own[new]) for old, new in _RENAMED.items()})
+        shims.update({old: _named(old, getattr(numpy, new)) for old, new in _RENAMED.items()})
         shims["msort"] = lambda a: numpy.sort(a, axis=0)
         shims["in1d"] = lambda ar1, ar2, **options: numpy.isin(numpy.ravel(ar1), ar2, **options)
         utils = importlib.import_module("numpy.lib.array_utils")
@@ -108,10 +106,6 @@ class Version(tuple):
     def __new__(cls, text: str) -> Version:
         """Parse a version: (2, 1, 0) from "2.1.0rc1"."""
         return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text)[:3]))
-
-
-def _major(numpy: ModuleType) -> int:
-    return int(numpy.__version__.split(".")[0])
 
 
 # Where shims are not enough: (module, function, a name in its code, the name to use instead).

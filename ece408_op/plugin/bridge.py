@@ -36,7 +36,7 @@ def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
         shape = array.shape
     if 0 in shape:
         return np.empty(shape, np.float32)
-    return view_at(_address(array), shape)
+    return view_at(address_of(array), shape)
 
 
 def view_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -59,16 +59,12 @@ def addresses(arrays: Iterable[Any]) -> list[int]:
     return values
 
 
-def gpu_address(array: Any) -> int:
-    """Return the address of the memory of a GPU NDArray that is not empty.
+def address_of(array: Any) -> int:
+    """Return the address of the memory of an NDArray that is not empty, on the CPU or a GPU.
 
-    The array must be dense float32. Its memory is C-contiguous, also that of a slice of another array. A kernel needs
-    no more: a view by DLPack takes about fifty microseconds, as long as a small kernel.
+    The array must be dense float32. Its memory is C-contiguous, also that of a slice of another array. A kernel on a
+    GPU needs no more: a view by DLPack takes about fifty microseconds, as long as a small kernel.
     """
-    return _address(array)
-
-
-def _address(array: Any) -> int:
     lib, check_call = _mxnet()
     pointer = ctypes.c_void_p()
     check_call(lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))

@@ -115,16 +115,13 @@ def _cached_op_with_slices(cached_op: Any) -> Any:
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
             self._recorded: Any = None
-            text = sym.tojson()
-            known = any(f'"{op_type}"' in text for op_type in _OP_TYPES)
-            graph = json.loads(text) if known else {"nodes": []}
-            self._reordered = _network_inputs(graph, sym) if known else ()
-            original, of_numpy = graph, isinstance(sym, mx.sym.np._Symbol)
+            graph, of_numpy = json.loads(sym.tojson()), isinstance(sym, mx.sym.np._Symbol)
+            self._reordered = _network_inputs(graph, sym)
             if any(map(_op_type, graph["nodes"])):
                 sym = _with_slices(graph, of_numpy, outputs_too=False)
             super().__init__(sym, flags)
-            if any(map(_has_gradient, original["nodes"])):
-                recorded = _with_slices(original, of_numpy, outputs_too=True)
+            if any(map(_has_gradient, graph["nodes"])):
+                recorded = _with_slices(graph, of_numpy, outputs_too=True)
                 self._recorded = functools.cache(lambda: cached_op(recorded, flags))
 
         def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:

@@ -141,8 +141,8 @@ class NewOp(mx.operator.CustomOp):
         self, kernel: Kernel, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None
     ) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":
-            addresses = tuple(map(bridge.gpu_address, operands))
-            address = None if bias is None else bridge.gpu_address(bias)
+            addresses = tuple(map(bridge.address_of, operands))
+            address = None if bias is None else bridge.address_of(bias)
             return _device_context.convolve(kernel, problem, addresses, self._number, add, address)
         a, b, out = map(bridge.cpu_view, operands, problem.shapes)
         bias_view = None if bias is None else bridge.cpu_view(bias)
@@ -187,7 +187,7 @@ class NewOp(mx.operator.CustomOp):
     def _bias_gradient(self, problem: ConvProblem, y: Any, out: Any, add: bool) -> None:
         """Sum y over images and pixels, where the arrays are: a copy to a GPU takes longer than the sum."""
         if self._home == "gpu":
-            addresses = bridge.gpu_address(y), bridge.gpu_address(out)
+            addresses = bridge.address_of(y), bridge.address_of(out)
             _device_context.bias_gradient(problem, *addresses, self._number, add)
         else:
             _cpu_context.bias_gradient(problem, bridge.cpu_view(y), bridge.cpu_view(out), add)
@@ -195,7 +195,7 @@ class NewOp(mx.operator.CustomOp):
     def _fill(self, array: Any, byte: int) -> None:
         """Fill an array with 0, or with NaN if all bits of the byte are set."""
         if self._home == "gpu" and array.size:
-            _device_context.fill(bridge.gpu_address(array), ITEM_BYTES * array.size, byte, self._number)
+            _device_context.fill(bridge.address_of(array), ITEM_BYTES * array.size, byte, self._number)
         elif array.size:
             bridge.cpu_view(array).view(np.uint8)[...] = byte
 

@@ -32,7 +32,7 @@ class TestDeviceContext(GpuOperatorCases):
 
     def test_the_array_is_seen_and_not_copied(self):
         array = self.array(np.arange(12, dtype=np.float32).reshape(3, 4))
-        self.cupy.cuda.runtime.memset(bridge.gpu_address(array[1:]), 0, 2 * 4 * 4)
+        self.cupy.cuda.runtime.memset(bridge.address_of(array[1:]), 0, 2 * 4 * 4)
         self.cupy.cuda.runtime.deviceSynchronize()
         assert (array.asnumpy() == [[0, 1, 2, 3], [0] * 4, [0] * 4]).all()
 
