@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
 from ._shared_memory_layout import Stage, Tap
@@ -27,8 +27,9 @@ _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
 _SHORT_RUNS = 5
 #: What sources do not read: no numbers, and what only tiles, launches and predictions follow from.
 _NOT_IN_CONFIG = {
-    *("layer", "stage", "taps", "config", "defines", "choices", "name", "milliseconds", "threads", "positions"),
-    *("units", "unit_positions", "padded_positions", "padded_tiles", "filter_bytes", "input_floats", "stage_rows"),
+    *("layer", "stage", "taps", "config", "defines", "choices", "name", "summary", "sources", "features"),
+    *("milliseconds", "threads", "positions"),
+    *("units", "unit_positions", "padded_tiles", "filter_bytes", "input_floats", "stage_rows"),
     *("shared_reads", "shared_bytes", "read_k_steps"),
 }
 
@@ -68,6 +69,9 @@ class Tile:
     bulk_store: bool = False  # the TMA unit stores outputs that are staged in shared memory
 
     name: ClassVar[str]  # the kernel's, without its precision
+    summary: ClassVar[str]
+    sources: ClassVar[tuple[str, str]]  # its CUDA files
+    features: ClassVar[frozenset[str]] = frozenset()  # what it supports beyond the plain convolution
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
     wgmma = one_channel = implicit_gemm = False
@@ -127,7 +131,6 @@ class Tile:
     unit_positions = property(lambda self: 64)
     # Units of work of a tile: some positions times a column group.
     units = property(lambda self: ceil_div(self.positions, self.unit_positions) * self.column_groups)
-    padded_positions = property(lambda self: round_up(self.positions, self.unit_positions))  # positions in whole units
 
     @property
     def milliseconds(self) -> float:
@@ -136,7 +139,8 @@ class Tile:
         It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
         """
         columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
-        flops = 2 * 16 * self.k_steps * columns * self.padded_positions * (2 * self.components - 1)
+        positions = self.units // self.column_groups * self.unit_positions
+        flops = 2 * 16 * self.k_steps * columns * positions * (2 * self.components - 1)
         # Math warps have units of two tiles at a time.
         workers = self.math_warps // 4 if self.wgmma else self.math_warps
         multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
@@ -159,7 +163,8 @@ class Tile:
 class MmaSyncTile(Tile):
     """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
 
-    name = "mma_sync"
+    name, summary = "mma_sync", "split precision by mma.sync"
+    sources, features = ("operands", "mma_sync"), frozenset({PAD, DATA_GRADIENT})
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
     unit_positions = property(lambda self: 16 * self.m_tiles)
     shared_reads = property(
@@ -171,14 +176,16 @@ class MmaSyncTile(Tile):
 class OneChannelTile(Tile):
     """``one_channel.cu``: a position is two neighbouring outputs of a row."""
 
-    name = "one_channel"
+    name, summary = "one_channel", "split precision, one channel, outputs stored without staging"
+    sources = ("operands", "one_channel")
     one_channel, position_columns = True, 2
 
 
 class WarpgroupTile(Tile):
     """``warpgroup_mma.cu``: wgmma, positions from registers, filters in shared memory."""
 
-    name = "warpgroup"
+    name, summary = "warpgroup", "split precision by wgmma, output rows share inputs"
+    sources, features = ("operands", "warpgroup_mma"), frozenset({PAD, DATA_GRADIENT})
     wgmma = True
     choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
     # K-steps of the words that fill no whole k-step of a filter row.
@@ -233,7 +240,8 @@ class ImplicitGemmTile(Tile):
     Only the low components of the filters are in shared memory.
     """
 
-    name = "implicit_gemm"
+    name, summary = "implicit_gemm", "split precision by wgmma, which reads inputs itself"
+    sources = ("implicit_gemm_operands", "implicit_gemm")
     wgmma = implicit_gemm = True
     position_columns, input_buffers = 2, 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
@@ -266,7 +274,6 @@ class ImplicitGemmTile(Tile):
     units = property(
         lambda self: self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
     )
-    padded_positions = property(lambda self: self.units * self.wgmma_n)
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -38,7 +38,7 @@ from itertools import islice
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
-from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
 from ._candidate_tiles import ALIGNED, LONG_SUM, MOST_IMAGES, candidates, kernel_name, tile_for
@@ -132,9 +132,8 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     return Plan(defines, images, steps, scratch=scratch, config=config)
 
 
-def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str, ...]) -> CudaKernel:
-    wgmma = kind.wgmma
-    features = frozenset() if kind in (OneChannelTile, ImplicitGemmTile) else frozenset({PAD, DATA_GRADIENT})
+def _kernel(kind: type[Tile], components: int) -> CudaKernel:
+    wgmma, features = kind.wgmma, kind.features
 
     def shape_reasons(problem: ConvProblem) -> list[str]:
         own, reasons = Convolution.of(problem), []
@@ -193,10 +192,10 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
     shared = ("../layer", "../denormals", "instructions", "range", "recompute", "split", "block")
     return CudaKernel(
         kernel_name(kind, components),
-        summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",
-        tuple(
-            _FOLDER / file
-            for file in (*(f"{each}.cuh" for each in shared), *sources, "split_filters.cu", "convolution.cu")
+        kind.summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",
+        (
+            *(_FOLDER / f"{name}.cuh" for name in shared),
+            *(_FOLDER / f"{name}.cu" for name in (*kind.sources, "split_filters", "convolution")),
         ),
         plan,
         limits,
@@ -214,19 +213,7 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
     )
 
 
-def _kernels(components: int) -> tuple[CudaKernel, ...]:
-    operands = "operands.cu"
-    return (
-        _kernel(OneChannelTile, components, "split precision, one channel, outputs stored without staging",
-                (operands, "one_channel.cu")),
-        _kernel(ImplicitGemmTile, components, "split precision by wgmma, which reads inputs itself",
-                ("implicit_gemm_operands.cu", "implicit_gemm.cu")),
-        _kernel(WarpgroupTile, components, "split precision by wgmma, output rows share inputs",
-                (operands, "warpgroup_mma.cu")),
-        _kernel(MmaSyncTile, components, "split precision by mma.sync", (operands, "mma_sync.cu")),
-    )  # fmt: skip
-
-
+_KINDS = (OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile)
 #: Three fp16 products per float32 product, in order of preference; and one.
-FP16X3, FP16X1 = _kernels(2), _kernels(1)
+FP16X3, FP16X1 = (tuple(_kernel(kind, components) for kind in _KINDS) for components in (2, 1))
 ONE_CHANNEL, IMPLICIT_GEMM, WARPGROUP, MMA_SYNC = FP16X3
