@@ -24,14 +24,7 @@ LAYERS = [
     ConvProblem(40, 30, 5, 3, 130, 1),
     ConvProblem(2, 64, 12, 11, 48, 3, stride=(2, 1), pad=(1, 0), groups=2),
 ]
-
-
 RELU = "((v) < 0.f ? 0.f : (v))"
-
-
-def test_the_shape_of_a_split_array_pads_the_channels():
-    assert split_form.activation_shape(5, 30, 7, 8) == (2, 5, 7, 8, 32)
-    assert split_form.activation_shape(5, 64, 7, 8, components=1) == (1, 5, 7, 8, 64)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cuda.split_precision import wide
 from ece408_op.problem import ConvProblem, DataGradient
-from ece408_op.runtime.launch import Chip, Launch, TensorMap
+from ece408_op.runtime.launch import Chip
 
 POINTWISE, GENERAL = wide.FP16X3
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
@@ -73,23 +72,6 @@ def test_a_refusal_has_its_reason(kernel, problem, reason):
 def test_a_block_without_room_for_two_stages_is_refused():
     with pytest.raises(UnsupportedError, match="two stages, got 65536 bytes"):
         GENERAL.plan(LAYERS[0], replace(H200, shared_bytes=1 << 16), 16)
-
-
-@pytest.mark.parametrize(
-    ("problem", "corners"),
-    [
-        (ConvProblem(1, 64, 9, 9, 64, 3, 5, stride=(2, 3), pad=(1, 2)), ((-2, -1), (-2, -1), (3, 2))),
-        (ConvProblem(1, 64, 9, 9, 64, 3, pad=(1, 2), dilate=(1, 2)).data_gradient, ((-2, -1), (-2, -1), (1, 1))),
-        (ConvProblem(1, 64, 9, 9, 64, 1, pad=(0, 2)).data_gradient, ((2, 0), (-2, 0), (1, 1))),
-    ],
-)
-def test_windows_begin_where_tma_is_given(problem, corners):
-    (gemm,) = [step for step in GENERAL.plan(problem, H200, 16).steps(1) if _maps(step)]
-    assert _maps(gemm)[0].im2col == corners
-
-
-def _maps(step: Any) -> list[TensorMap]:
-    return [argument for argument in step.args if isinstance(argument, TensorMap)] if isinstance(step, Launch) else []
 
 
 @pytest.mark.parametrize(
