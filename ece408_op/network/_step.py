@@ -17,6 +17,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
+from ece408_op.runtime.compile_ahead import compile_ahead
 from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer, unpinned
 from ece408_op.runtime.launch import ceil_div
 
@@ -46,6 +47,7 @@ def step(
     pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     meanwhile: Sequence[Callable[[], None]] = (),
     then: Callable[[Any], Any] = lambda result: result,
+    first: bool = False,
 ) -> Any:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
@@ -53,7 +55,7 @@ def step(
     nothing before all memory is allocated. graph: repeats the computation. cached: asked for each large input, returns
     a CuPy array on any GPU that is copied in its place, or None. pinned: as for the pipeline. meanwhile: functions to
     call while the GPU computes. then: queues something behind the computation, and returns the result in place of the
-    one that it gets. Raises RetryError where there is no room.
+    one that it gets. first: compile what ``compute`` launches ahead. Raises RetryError where there is no room.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     given, targets = (packing.large(arrays) for packing, arrays in zip(packings, (inputs, outputs)))
@@ -67,7 +69,9 @@ def step(
             small_in, small_out = (
                 _pinned_buffer(gpu, use, packing.shapes[-1]) for use, packing in zip((INPUT, OUTPUT), packings)
             )
-            device = _Device(gpu, packings[0].shapes, lambda arrays: compute(packings[0].unpacked(arrays)), graph, then)
+            device = _Device(
+                gpu, packings[0].shapes, lambda arrays: compute(packings[0].unpacked(arrays)), graph, then, first
+            )
             given = device.queue_inputs(given, copies, flags[0])
             packings[0].copy_small(inputs, small_in)
             # On return, the computation has ended too: memory that is free then may be the next step's, whose copies
@@ -136,8 +140,10 @@ class _Device:
         compute: Callable[..., Any],
         graph: tuple[GraphPass, Rank] | None,
         then: Callable[[Any], Any],
+        first: bool,
     ) -> None:
         self._gpu, self._compute, self._graph, self._then, self.staging = gpu, compute, graph, then, gpu.staging
+        self._first = first
         with gpu.stream:
             self._inputs = graph[0].inputs if graph else [cuda.cupy().empty(shape, np.float32) for shape in shapes]
         self._outputs: Sequence[Any] = []
@@ -199,6 +205,8 @@ class _Device:
                 graph, rank = self._graph
                 self._outputs, self.result = graph.run(self._compute, rank)
             else:
+                if self._first:
+                    compile_ahead(lambda: self._compute(self._inputs), self._gpu.device.id)
                 self._outputs, self.result = self._compute(self._inputs)
             end = self._gpu.stream.record()
             for source, target in zip(self._outputs, self._pinned):

@@ -25,9 +25,11 @@ from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda, nccl
 from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
+from ece408_op.runtime.recent import Recent
 
 from . import _training
 from ._data_parallel import Rank, RankGroup
+from ._definition import Shape
 from ._gpu_update import Deferred, defer, mark
 from ._graph_cache import CaptureError, GraphCache, GraphPass, Graphs
 from ._layers import BatchNorm
@@ -68,6 +70,7 @@ class QueuedBackward(NamedTuple):
 class Forward:
     """A forward pass: each GPU's place among the trainer's and its images, and its values, which ``graphs`` may own."""
 
+    data_shapes: Sequence[Shape]
     shares: Sequence[tuple[int, slice]]
     ranks: Sequence[_training.Forward]
     graphs: Graphs | None
@@ -83,6 +86,8 @@ class Trainer:
         self._gpus = [engine.gpu for engine in engines]
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
         self._graphs = None if _training.is_random(self.network) else GraphCache()
+        #: The passes that have been computed, by kind and shapes of the data.
+        self._known: Recent[Hashable, bool] = Recent(64)
         operators = [node.operator for _, node in self.network.operators]
         self._exchanges = any(isinstance(one, BatchNorm) and not one.use_global_stats for one in operators)
 
@@ -131,10 +136,12 @@ class Trainer:
 
             graph = _graph(graphs, rank, ("forward", tuple(states)), inputs)
             options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
-            return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, **options)
+            return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, first=first, **options)
 
         with self._locked(parts) as locked:
-            graphs = self._graphs.take(tuple(array.shape for array in data), locked) if self._graphs else None
+            data_shapes = tuple(array.shape for array in data)
+            first = self._is_first("forward", data_shapes)
+            graphs = self._graphs.take(data_shapes, locked) if self._graphs else None
             kind = graphs.take_backward() if graphs else None
             try:
                 ranks, graphs = self._on_ranks(parts, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
@@ -142,7 +149,7 @@ class Trainer:
                 if self._graphs:
                     self._graphs.clear()
                 raise
-            found = Forward(parts, ranks, graphs)
+            found = Forward(data_shapes, parts, ranks, graphs)
             if graphs:
                 graphs.user = weakref.ref(found)
         if new is not states:
@@ -170,9 +177,10 @@ class Trainer:
 
         def compute_share(rank: Rank, graphs: Graphs | None) -> _Gradients:
             operators = self._operators[before.shares[rank.number][0]].of(rank)
-            return one.compute(rank, operators, graphs, () if rank.number else checks)
+            return one.compute(rank, operators, graphs, () if rank.number else checks, first)
 
         with self._locked(before.shares) as gpus:
+            first = self._is_first(one.kind, before.data_shapes)
             if any(rank.queued for rank in before.ranks) and not one.is_queued:
                 for gpu in gpus:
                     # Both would use the same memory at the same time.
@@ -196,6 +204,11 @@ class Trainer:
                 for number, (at, array) in deferred.items()
             }
         )
+
+    def _is_first(self, *key: Hashable) -> bool:
+        known = key in self._known
+        self._known[key] = True
+        return not known
 
     @contextmanager
     def _locked(self, parts: Sequence[tuple[int, slice]]) -> Iterator[list[Gpu]]:
@@ -264,7 +277,12 @@ class _Backward:
         return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
 
     def compute(
-        self, rank: Rank, operators: GpuOperators, graphs: Graphs | None, meanwhile: Sequence[Callable[[], None]]
+        self,
+        rank: Rank,
+        operators: GpuOperators,
+        graphs: Graphs | None,
+        meanwhile: Sequence[Callable[[], None]],
+        first: bool,
     ) -> _Gradients:
         """Return the gradients on the rank's GPU, complete, or wait for them if they are queued."""
         if self.is_queued:
@@ -286,7 +304,7 @@ class _Backward:
             return [], self._packed(rank, gradients, list(images.values()))
 
         graph = _graph(graphs, rank, self.kind, inputs)
-        return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile)
+        return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile, first=first)
 
     def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> _Gradients:
         """Return the gradients, also packed where that is needed, with memory for the sums that the rank gets."""
