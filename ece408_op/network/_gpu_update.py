@@ -27,7 +27,7 @@ from ._packing import packing_of
 from ._parameter_cache import ParameterCache, Updated, WriteCount
 from ._several_gpus import on_each
 from ._step import step, with_retry
-from ._updates import Adam, Sgd, Update
+from ._updates import Rule, Update
 
 #: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
 _SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
@@ -140,7 +140,7 @@ class Operand(NamedTuple):
     decay: float
 
 
-def update(rule: Sgd | Adam, operands: Sequence[Operand]) -> None:
+def update(rule: Rule, operands: Sequence[Operand]) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
     Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used

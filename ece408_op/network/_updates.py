@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,32 +29,23 @@ class Update(NamedTuple):
     decay: float
 
 
-@dataclass(frozen=True)
-class Rule:
-    """scale: the factor of gradients. clip: the largest absolute value of their elements, infinite for no limit."""
+class Rule(NamedTuple):
+    """An optimiser: Adam (Kingma and Ba, 2015), whose bias correction is in the rate, or SGD, whose momentum is beta1.
 
-    #: How many arrays the state of a parameter has.
-    states: ClassVar[int]
-    scale: float = 1.0
-    clip: float = np.inf
+    scale: the factor of gradients. clip: the largest absolute value of their elements, infinite for no limit.
+    """
 
+    is_adam: bool
+    scale: float
+    clip: float
+    beta1: float
+    beta2: float = 0.0
+    epsilon: float = 0.0
 
-@dataclass(frozen=True)
-class Sgd(Rule):
-    """Stochastic gradient descent with momentum; ``training.cu`` computes it."""
-
-    states = 1
-    momentum: float = 0.0
-
-
-@dataclass(frozen=True)
-class Adam(Rule):
-    """Adam (Kingma and Ba, 2015); its bias correction is in the rate."""
-
-    states = 2
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    @property
+    def states(self) -> int:
+        """How many arrays the state of a parameter has."""
+        return 2 if self.is_adam else 1
 
 
 def rows_of(updates: Sequence[Update]) -> np.ndarray:
@@ -68,20 +58,17 @@ def rows_of(updates: Sequence[Update]) -> np.ndarray:
     return rows
 
 
-def update(rule: Sgd | Adam, updates: Sequence[Update]) -> None:
+@lru_cache(maxsize=64)
+def update_program(rule: Rule, count: int) -> cuda.Program:
+    """Return the update of ``count`` parameters by a rule; array x has their rows."""
+    complements = 1 - rule.beta1, 1 - rule.beta2
+    numbers = rule.scale, rule.clip, rule.beta1, rule.beta2, *complements, rule.epsilon
+    args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(rule.is_adam)}
+    # A parameter may have any number of elements.
+    return program("training.cu", "update", args, 1 << 31, defines, grid=(_UPDATE_BLOCKS, count))
+
+
+def update(rule: Rule, updates: Sequence[Update]) -> None:
     """Update all parameters in one launch, on the current device and stream."""
     rows = cuda.cupy().asarray(rows_of(updates))
     cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
-
-
-@lru_cache(maxsize=64)
-def update_program(rule: Sgd | Adam, count: int) -> cuda.Program:
-    """Return the update of ``count`` parameters by a rule; array x has their rows."""
-    numbers = [rule.scale, rule.clip]
-    if isinstance(rule, Adam):
-        numbers += [rule.beta1, rule.beta2, 1 - rule.beta1, 1 - rule.beta2, rule.epsilon]
-    else:
-        numbers += [rule.momentum, 0, 0, 0, 0]
-    args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(isinstance(rule, Adam))}
-    # A parameter may have any number of elements.
-    return program("training.cu", "update", args, 1 << 31, defines, grid=(_UPDATE_BLOCKS, count))

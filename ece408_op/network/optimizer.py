@@ -21,7 +21,7 @@ from ece408_op.errors import ProblemError
 from ece408_op.plugin import array_version, bridge, engine_queue
 
 from ._gpu_update import Operand, State, update
-from ._updates import Adam, Sgd
+from ._updates import Rule
 
 
 def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
@@ -39,16 +39,17 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         # All parameters in one call.
         self.aggregate_num = np.iinfo(np.int32).max
 
-    def _rule(self) -> Sgd | Adam:
+    def _rule(self) -> Rule:
         raise NotImplementedError
 
     def _rates(self, indices: Sequence[Any]) -> list[float]:
         return list(self._get_lrs(indices))
 
-    def _limits(self) -> dict[str, float]:
+    def _limits(self) -> tuple[float, float]:
+        """Return the factor and the limit of gradients."""
         # As for MXNet, a limit that is not positive is none.
         clip = self.clip_gradient
-        return {"scale": self.rescale_grad, "clip": clip if clip and clip > 0 else math.inf}
+        return self.rescale_grad, clip if clip and clip > 0 else math.inf
 
     def create_state(self, index: Any, weight: Any) -> State:
         """Return zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
@@ -114,8 +115,8 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
             may be new.
     """
 
-    def _rule(self) -> Sgd | Adam:
-        return Sgd(**self._limits(), momentum=self.momentum)
+    def _rule(self) -> Rule:
+        return Rule(False, *self._limits(), self.momentum)
 
 
 @mx.optimizer.Optimizer.register
@@ -129,8 +130,8 @@ class GpuAdam(_OnGpu, mx.optimizer.Adam):  # type: ignore[misc]
         ProblemError, DeviceError: as GpuSGD.
     """
 
-    def _rule(self) -> Sgd | Adam:
-        return Adam(**self._limits(), beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+    def _rule(self) -> Rule:
+        return Rule(True, *self._limits(), self.beta1, self.beta2, self.epsilon)
 
     def _rates(self, indices: Sequence[Any]) -> list[float]:
         counts = (self._index_update_count[number] for number in indices)

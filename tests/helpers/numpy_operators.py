@@ -14,7 +14,6 @@ from ece408_op.network._definition import Arrays, Operator
 from ece408_op.network._elementwise import ACTIVATIONS, Activation
 from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, channels_second
 from ece408_op.network._pooling import Pooling
-from ece408_op.network._updates import Adam
 
 #: The derivative of each activation, from its output.
 DERIVATIVES = {
@@ -179,10 +178,10 @@ def update(rule, one):
         return np.clip(values, np.float32(-rule.clip), np.float32(rule.clip))
 
     gradient, decayed = one.gradient * np.float32(rule.scale), np.float32(one.decay) * one.parameter
-    if not isinstance(rule, Adam):
+    if not rule.is_adam:
         (momentum,) = one.states
         # Without a momentum, not 0 times what a step with NaN or infinity has left.
-        kept = momentum * np.float32(rule.momentum) if rule.momentum else 0
+        kept = momentum * np.float32(rule.beta1) if rule.beta1 else 0
         momentum[...] = kept - np.float32(one.rate) * (clipped(gradient) + decayed)
         one.parameter[...] += momentum
         return
