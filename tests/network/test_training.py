@@ -82,6 +82,29 @@ def images(symbol, batch=6, seed=0):
     return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
 
 
+def module(symbol, args, aux, rule, words):
+    """Return a Module with these arrays, for batches of six images, and a learning rate that falls."""
+    found = mx.mod.Module(symbol, context=mx.cpu())
+    found.bind([("data", (6, 3, 8, 8))], [("softmax_label", (6,))])
+    params = {name: array for name, array in args.items() if name not in ("data", "softmax_label")}
+    found.init_params(arg_params=ndarrays(params), aux_params=ndarrays(aux))
+    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.7)
+    found.init_optimizer(optimizer=rule, optimizer_params={**words, "lr_scheduler": schedule, "rescale_grad": 1 / 6})
+    return found
+
+
+def steps(found, batches, first=0):
+    """Return a Module's parameters and states after steps on batches of these sizes."""
+    for seed, batch in enumerate(batches, first):
+        given, _ = images(small(), batch, seed)
+        labels = mx.nd.array(given["softmax_label"])
+        found.forward_backward(mx.io.DataBatch([mx.nd.array(given["data"])], [labels]))
+        found.update()
+    # MXNet's executors do not wait for BatchNorm's states.
+    mx.nd.waitall()
+    return found.get_params()
+
+
 @pytest.mark.parametrize("request_", ["write", "add", {"data": "null", "first_weight": "null", "last_bias": "add"}])
 def test_gradients_as_requested(request_):
     symbol = small()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from network_case import mx, require_gpus, values
 from network_fake import Communicator
-from test_training import S, assert_close, bound, data, images, ndarrays, results, small, step
+from test_training import S, assert_close, bound, data, images, module, ndarrays, results, small, step, steps
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
@@ -52,26 +52,7 @@ def test_several_outputs_and_labels_in_any_shape():
     assert_close(*map(results, reversed(found)))
 
 
-def fitted(symbol, args, aux, rule, batches):
-    """Return the parameters and states after steps on batches of these sizes."""
-    module = mx.mod.Module(symbol, context=mx.cpu())
-    module.bind([("data", (6, 3, 8, 8))], [("softmax_label", (6,))])
-    params = {name: array for name, array in args.items() if name not in ("data", "softmax_label")}
-    module.init_params(arg_params=ndarrays(params), aux_params=ndarrays(aux))
-    module.init_optimizer(optimizer=rule, optimizer_params=WORDS)
-    for seed, batch in enumerate(batches):
-        given, _ = images(symbol, batch, seed)
-        label = mx.nd.array(given["softmax_label"])
-        module.forward_backward(mx.io.DataBatch([mx.nd.array(given["data"])], [label]))
-        module.update()
-    mx.nd.waitall()
-    return module.get_params()
-
-
-WORDS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 6}
-
-
-WORDS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 6}
+WORDS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3}
 
 
 def normalized():
@@ -131,7 +112,8 @@ def test_batch_sizes_that_change(network, options):
     args, aux = images(symbol)
     theirs = (symbol, "sgd") if network is plain else (on_gpus(symbol, args, aux, [0], **options), rule)
     several = (on_gpus(symbol, args, aux, [0, 1], **options), rule)
-    found = [fitted(each, args, aux, name, (7, 7, 7, 3, 6, 6, 6)) for each, name in (several, theirs)]
+    batches = (7, 7, 7, 3, 6, 6, 6)
+    found = [steps(module(each, args, aux, name, WORDS), batches) for each, name in (several, theirs)]
     for got, expected in zip(*found):
         assert_close(got, expected, 20_000)
     assert max(np.abs(found[0][0][name].asnumpy() - args[name]).max() for name in found[0][0]) > 1e-2
