@@ -50,7 +50,9 @@ class RankGroup:
                 pass  # the error of another rank has stopped this one
             except BaseException as error:
                 self._barrier.abort()
-                if not isinstance(error, RetryError):
+                if isinstance(error, RetryError):
+                    error.args = (f"GPU {self.gpus[number].device.id}: {error}",)
+                else:
                     self._abort()
                 raise
 

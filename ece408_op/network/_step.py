@@ -57,26 +57,20 @@ def step(
     call while the GPU computes. then: queues something behind the computation, and returns the result in place of the
     one that it gets. first: compile what ``compute`` launches ahead. Raises RetryError where there is no room.
     """
-    packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
-    given, targets = (packing.large(arrays) for packing, arrays in zip(packings, (inputs, outputs)))
-    flags = [
-        packing.large(pinned.get(role, [False] * len(arrays)))
-        for role, packing, arrays in zip((INPUT, OUTPUT), packings, (inputs, outputs))
-    ]
-    copies = list(map(cached, given))
+    packing, out_packing = (packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs))
+    large, targets = packing.large(inputs), out_packing.large(outputs)
+    in_pinned = packing.large(pinned.get(INPUT, [False] * len(inputs)))
+    out_pinned = out_packing.large(pinned.get(OUTPUT, [False] * len(outputs)))
     with gpu.device, cuda.reported("training"):
         try:
-            small_in, small_out = (
-                _pinned_buffer(gpu, use, packing.shapes[-1]) for use, packing in zip((INPUT, OUTPUT), packings)
-            )
-            device = _Device(
-                gpu, packings[0].shapes, lambda arrays: compute(packings[0].unpacked(arrays)), graph, then, first
-            )
-            given = device.queue_inputs(given, copies, flags[0])
-            packings[0].copy_small(inputs, small_in)
+            small = _pinned_buffer(gpu, INPUT, packing.shapes[-1])
+            small_out = _pinned_buffer(gpu, OUTPUT, out_packing.shapes[-1])
+            device = _Device(gpu, packing.shapes, lambda arrays: compute(packing.unpacked(arrays)), graph, then, first)
+            left = device.queue_inputs(large, list(map(cached, large)), in_pinned)
+            packing.copy_small(inputs, small)
             # On return, the computation has ended too: memory that is free then may be the next step's, whose copies
             # run on other streams.
-            device.run([*given, small_in], [*targets, small_out], [*flags[1], True], meanwhile)
+            device.run([*left, small], [*targets, small_out], [*out_pinned, True], meanwhile)
         except cuda.cupy().cuda.memory.OutOfMemoryError as error:
             gpu.wait()
             raise RetryError(
@@ -85,7 +79,7 @@ def step(
         except BaseException:
             gpu.wait()
             raise
-        packings[1].copy_small(outputs, small_out, out=True)
+        out_packing.copy_small(outputs, small_out, out=True)
         return device.result
 
 
