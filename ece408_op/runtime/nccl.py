@@ -76,10 +76,10 @@ class Communicator:
         arrays: each rank's, (ranks, ...), CuPy's C-contiguous float64. The ranks' streams may be captured, all of
         them. Raises DeviceError if NCCL fails; then some streams may wait for others until ``abort``.
         """
-        count = arrays[0].size // len(arrays)
+        count, row_bytes = arrays[0].size // len(arrays), arrays[0].nbytes // len(arrays)
         self._queue(
-            ("ncclAllGather", row, array.data.ptr, count, _DOUBLE, rank, stream.ptr)
-            for rank, array, row, stream in zip(self._ranks, arrays, _rows(arrays), streams)
+            ("ncclAllGather", array.data.ptr + number * row_bytes, array.data.ptr, count, _DOUBLE, rank, stream.ptr)
+            for number, (rank, array, stream) in enumerate(zip(self._ranks, arrays, streams))
         )
 
     def watch(self, event: Any) -> None:
@@ -104,7 +104,9 @@ class Communicator:
             if self.aborted:
                 return
             self.aborted = True
-        _forget(self._numbers, self)
+        with _lock:
+            if _communicators.get(self._numbers) is self:
+                del _communicators[self._numbers]
 
         def abort(rank: int) -> None:
             with suppress(DeviceError):
@@ -135,11 +137,6 @@ class Communicator:
             _call("ncclGroupEnd")
 
 
-def _rows(arrays: Sequence[Any]) -> list[int]:
-    """Return the address of each array's row of its number."""
-    return [array.data.ptr + array.nbytes // len(arrays) * number for number, array in enumerate(arrays)]
-
-
 def _wait(streams: Sequence[Any]) -> None:
     """Wait until all streams have ended; if one fails, raise its error, a DeviceError, while others still run."""
     left = list(streams)
@@ -162,12 +159,6 @@ def communicator(numbers: tuple[int, ...]) -> Communicator:
         if numbers not in _communicators:
             _communicators[numbers] = Communicator(numbers)
         return _communicators[numbers]
-
-
-def _forget(numbers: tuple[int, ...], failed: Communicator) -> None:
-    with _lock:
-        if _communicators.get(numbers) is failed:
-            del _communicators[numbers]
 
 
 @cache
