@@ -27,7 +27,7 @@ from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
-from . import _training
+from . import _several_gpus, _training
 from ._data_parallel import Rank, RankGroup
 from ._definition import Shape
 from ._gpu_update import Deferred, defer, mark
@@ -36,7 +36,6 @@ from ._layers import BatchNorm
 from ._network import Network, parse
 from ._packing import Packing, packing_of
 from ._parameter_cache import cached_at
-from ._several_gpus import shares
 from ._step import pinned_array, step, with_retry
 from ._training_gpu import GpuOperators
 from .engine import Engine
@@ -68,10 +67,13 @@ class QueuedBackward(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """A forward pass: each GPU's place among the trainer's and its images, and its values, which ``graphs`` may own."""
+    """A forward pass: the images of each GPU, the first ones of the trainer's, and its values.
+
+    graphs: those that own the values' memory, if any.
+    """
 
     data_shapes: Sequence[Shape]
-    shares: Sequence[tuple[int, slice]]
+    shares: Sequence[slice]
     ranks: Sequence[_training.Forward]
     graphs: Graphs | None
 
@@ -110,13 +112,14 @@ class Trainer:
         if one fails or has no memory, or if several have no NCCL; ProblemError if several are to share the batch of a
         network that does not compute each image by itself, but for BatchNorm.
         """
-        network, gpus = self.network, len(self._gpus)
-        parts = shares(self._engine, data, gpus) if gpus > 1 else [(0, slice(None))]
-        new = {number: np.empty_like(array) for number, array in states.items()} if len(parts) > 1 else states
+        network, shares = self.network, [slice(None)]
+        if len(self._gpus) > 1:
+            gpus = min([len(self._gpus), *data[0].shape[:1]])  # none has no image
+            shares = [images for _, images in _several_gpus.shares(self._engine, data, gpus)]
+        new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 
         def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.Forward:
-            place, _ = parts[rank.number]
             inputs = [*map(rank.share_of, data), *parameters]
             # All GPUs compute the same new states.
             results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
@@ -124,8 +127,8 @@ class Trainer:
             def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.Forward]:
                 given = dict(zip((*network.data, *network.parameters), arrays))
                 shapes = network.infer({name: x.shape for name, x in zip(network.names(network.data), inputs)})
-                operators, own_seed = self._operators[place].of(rank), seed + (place << _SEED_SHIFT)
-                found = _training.forward(network, operators, given, shapes, own_seed)
+                own_seed = seed + (rank.number << _SEED_SHIFT)
+                found = _training.forward(network, self._operators[rank.number].of(rank), given, shapes, own_seed)
                 changed = [] if rank.number else [found.states.get(number, given[number]) for number in states]
                 values = [*(found.values[value] for value in network.outputs), *changed]
                 return _packing(results).packed(values), found
@@ -138,18 +141,18 @@ class Trainer:
             options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
             return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, first=first, **options)
 
-        with self._locked(parts) as locked:
+        with self._locked(shares) as locked:
             data_shapes = tuple(array.shape for array in data)
             first = self._is_first("forward", data_shapes)
             graphs = self._graphs.take(data_shapes, locked) if self._graphs else None
             kind = graphs.take_backward() if graphs else None
             try:
-                ranks, graphs = self._on_ranks(parts, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
+                ranks, graphs = self._on_ranks(shares, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
             except BaseException:
                 if self._graphs:
                     self._graphs.clear()
                 raise
-            found = Forward(data_shapes, parts, ranks, graphs)
+            found = Forward(data_shapes, shares, ranks, graphs)
             if graphs:
                 graphs.user = weakref.ref(found)
         if new is not states:
@@ -176,7 +179,7 @@ class Trainer:
         checks = [lambda: mark(array for _, array in deferred.values()), *meanwhile]
 
         def compute_share(rank: Rank, graphs: Graphs | None) -> _Gradients:
-            operators = self._operators[before.shares[rank.number][0]].of(rank)
+            operators = self._operators[rank.number].of(rank)
             return one.compute(rank, operators, graphs, () if rank.number else checks, first)
 
         with self._locked(before.shares) as gpus:
@@ -211,9 +214,9 @@ class Trainer:
         return not known
 
     @contextmanager
-    def _locked(self, parts: Sequence[tuple[int, slice]]) -> Iterator[list[Gpu]]:
+    def _locked(self, shares: Sequence[slice]) -> Iterator[list[Gpu]]:
         """Keep other calls from the GPUs; the value is these."""
-        gpus = [self._gpus[place] for place, _ in parts]
+        gpus = self._gpus[: len(shares)]
         with ExitStack() as locks:
             # In one order, for networks whose lists of GPUs have others.
             for gpu in sorted(gpus, key=lambda gpu: gpu.device.id):
@@ -221,22 +224,20 @@ class Trainer:
             yield gpus
 
     def _on_ranks(
-        self, parts: Sequence[tuple[int, slice]], graphs: Graphs | None, work: Callable[[Rank, Graphs | None], Any]
+        self, shares: Sequence[slice], graphs: Graphs | None, work: Callable[[Rank, Graphs | None], Any]
     ) -> tuple[list[Any], Graphs | None]:
         """Return work(rank, graphs) for each share, and the graphs, or None if all is computed without them.
 
         The caller has the GPUs' locks.
         """
-        gpus = [self._gpus[place] for place, _ in parts]
+        gpus = self._gpus[: len(shares)]
 
         def attempt(repeats: bool) -> tuple[list[Any], Graphs | None]:
             used = graphs if repeats and graphs and not graphs.refused else None
             exchanges = self._exchanges and len(gpus) > 1
             communicator = nccl.communicator(tuple(gpu.device.id for gpu in gpus)) if exchanges else None
             try:
-                return RankGroup(gpus, [mine for _, mine in parts], communicator).run(
-                    lambda rank: work(rank, used)
-                ), used
+                return RankGroup(gpus, shares, communicator).run(lambda rank: work(rank, used)), used
             except CaptureError:
                 if used:
                     used.refuse()
@@ -268,7 +269,7 @@ class _Backward:
         self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
 
     def _ranks(self) -> list[Rank]:
-        group = RankGroup([], [mine for _, mine in self._before.shares], None)
+        group = RankGroup([], self._before.shares, None)
         return [Rank(group, number) for number in range(len(self._before.shares))]
 
     def _is_queued(self, rank: Rank) -> bool:
