@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ece408_op.core.check import compare
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator import Report
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
@@ -50,6 +52,30 @@ def call_of(
     arrays = dict(zip(problem.operands, (a.copy(), b.copy(), filled)))
     arrays |= {name: np.full(size, 0xFF, np.uint8) for name, size in plan.scratch.items()}
     return text, plan, arrays, problem.batch
+
+
+def operands(problem: ConvProblem, seed: int = 0) -> list[np.ndarray]:
+    """Return the two arrays that a problem reads, float32, normally distributed."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
+
+
+def assert_right(
+    cases: Sequence[tuple[CudaKernel, ConvProblem, Plan]],
+    folder: Path,
+    aligned: int | Sequence[int] = 16,
+    inputs: Sequence[Sequence[np.ndarray]] = (),
+    check_races: bool = True,
+) -> None:
+    """Run plans from one program on their operands, or on ``inputs``: outputs against float64, and no race."""
+    inputs = inputs or [operands(problem) for _, problem, _ in cases]
+    calls = [call_of(kernel.text(plan), plan, problem, *both) for (kernel, problem, plan), both in zip(cases, inputs)]
+    reports = launch_all(calls, folder, check_races, aligned, ("uninitialised",))
+    wrong = []
+    for (kernel, problem, _), both, report in zip(cases, inputs, reports):
+        found = compare(report.buffers[problem.operands[2]], *both, kernel, problem=problem)
+        wrong += [] if found.passed else [f"{kernel.name}, {problem}: {found}"]
+    assert not wrong, "\n".join(wrong)
 
 
 def run_plan(

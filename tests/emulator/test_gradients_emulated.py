@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import PROBLEMS, chip_of
-from plan_runs import call_of, launch_all, races, run_plan
+from plan_runs import assert_right, operands, run_plan
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
@@ -31,29 +31,17 @@ def test_it_is_right(kernel, every, programs: Path) -> None:
     """By default on half of the problems that it takes, the smaller half of an odd number."""
     problems = [problem for problem in PROBLEMS if not kernel.not_supported_reasons(problem)]
     assert len(problems) >= 3
-    calls, inputs, problems = [], [], problems if every else problems[len(problems) % 2 :: 2]
+    problems = problems if every else problems[len(problems) % 2 :: 2]
     aligned = [16 if problem.batch % 2 else 4 for problem in problems]
-    for problem, multiple in zip(problems, aligned):
-        rng = np.random.default_rng(0)
-        inputs.append([rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]])
-        plan = kernel.plan(problem, chip_of(90), multiple)
-        calls.append(call_of(kernel.text(plan), plan, problem, *inputs[-1]))
-    for problem, (a, b), report in zip(problems, inputs, launch_all(calls, programs, True, aligned)):
-        found = compare(report.buffers[problem.operands[2]], a, b, kernel, problem=problem)
-        assert found.passed, f"{problem}: {found}"
-        assert races(report) == 0, problem
+    plans = [kernel.plan(problem, chip_of(90), multiple) for problem, multiple in zip(problems, aligned)]
+    assert_right([(kernel, *each) for each in zip(problems, plans)], programs, aligned)
 
 
 @pytest.mark.parametrize("blocks", [5, pytest.param(13, marks=pytest.mark.exhaustive)])
 def test_blocks_that_share_tiles_have_partial_sums_of_their_own(blocks, programs: Path) -> None:
     kernel, problem = wide_weight_gradient.KERNEL, ConvProblem(3, 130, 9, 10, 140, 1, 2).weight_gradient
-    rng = np.random.default_rng(0)
-    y, x = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
     plan = kernel.plan(problem, replace(chip_of(90), multiprocessors=blocks), 16)
-    report = run_plan(kernel.text(plan), plan, problem, y, x, programs, races=True)
-    found = compare(report.buffers["w"], y, x, kernel, problem=problem)
-    assert found.passed, found
-    assert races(report) == 0
+    assert_right([(kernel, problem, plan)], programs)
 
 
 def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
@@ -84,13 +72,9 @@ def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
 def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)
     problem = plain.data_gradient if plain.data_gradient.needs <= kernel.features else plain.weight_gradient
-    rng = np.random.default_rng(0)
-    operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
-    operands[operand][1, 2, 1, 2] = value
-    plan = kernel.plan(problem, chip, 16)
-    report = run_plan(kernel.text(plan), plan, problem, *operands, programs)
-    found = compare(report.buffers[problem.operands[2]], *operands, kernel, problem=problem)
-    assert found.passed, found
+    both = operands(problem)
+    both[operand][1, 2, 1, 2] = value
+    assert_right([(kernel, problem, kernel.plan(problem, chip, 16))], programs, inputs=[both], check_races=False)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -99,17 +83,17 @@ def test_gradients_of_special_values_are_right(kernel, operand, value, programs:
 def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path) -> None:
     """In a data gradient, an infinite weight may make finite pixels of its channel NaN."""
     plain = ConvProblem(2, 3, 6, 7, 3, 3, stride=(1, 2), pad=(1, 1), groups=3 if kernel is depthwise.KERNEL else 1)
-    problem, rng = getattr(plain, kind), np.random.default_rng(0)
+    problem = getattr(plain, kind)
     plan = kernel.plan(problem, chip_of(90), 16)
     for operand in (0, 1):
-        operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
-        operands[operand][1, 0, 0, 2] = np.inf
-        report = run_plan(kernel.text(plan), plan, problem, *operands, programs)
-        got, exact = report.buffers[problem.operands[2]], reference.convolve(*operands, problem)
+        both = operands(problem)
+        both[operand][1, 0, 0, 2] = np.inf
+        report = run_plan(kernel.text(plan), plan, problem, *both, programs)
+        got, exact = report.buffers[problem.operands[2]], reference.convolve(*both, problem)
         if (kind, operand) == ("data_gradient", 1):
             channel = 1 if kernel is depthwise.KERNEL else 0
             got[:, channel] = np.where(np.isnan(got), exact, got)[:, channel]
-        found = compare(got, *operands, kernel, problem=problem)
+        found = compare(got, *both, kernel, problem=problem)
         assert found.passed, found
 
 
@@ -126,12 +110,8 @@ def test_a_block_that_computes_several_steps_is_right(operand, stages, programs:
     else:
         kernel, tile = weight_gradient_rows.KERNEL, weight_gradient_rows.best_tile(one, 16)
         plan = weight_gradient_rows.plan_of(replace(tile, slices=2, step_rows=4, stages=stages), problem, blocks=2)
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
-    report = run_plan(kernel.text(plan), plan, problem, a, b, programs, races=True)
-    found = compare(report.buffers[operand], a, b, kernel, problem=problem)
-    assert found.passed, found
-    assert races(report) == 0
+    assert_right([(kernel, problem, plan)], programs)
+    a, b = operands(problem)
     hasty = kernel.text(plan).replace("wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>")
     report = run_plan(hasty, plan, problem, a, b, programs)
     found = compare(report.buffers[operand], a, b, kernel, problem=problem)

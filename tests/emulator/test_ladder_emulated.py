@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from plan_runs import call_of, launch_all
+from plan_runs import assert_right
 
 from ece408_op.core import dispatch
-from ece408_op.core.check import compare
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
@@ -28,20 +27,10 @@ PROBLEMS = (ConvProblem(3, 2, 11, 13, 5, 3), ConvProblem(2, 1, 19, 18, 17, 5))
 
 
 def test_it_is_right(programs: Path) -> None:
-    cases, calls = [(kernel, problem) for kernel in KERNELS.values() for problem in PROBLEMS], []
-    for kernel, problem in cases:
-        rng, plan = np.random.default_rng(0), kernel.plan(problem, chip_of(90), 16)
-        x, w = (rng.uniform(0.1, 1, shape).astype(np.float32) for shape in problem.shapes[:2])
-        calls.append(call_of(kernel.text(plan), plan, problem, x, w))
-    wrong = []
-    reports = launch_all(calls, programs, True, 16, None)
-    for (kernel, problem), (_, _, arrays, _), report in zip(cases, calls, reports):
-        found = compare(arrays["y"], arrays["x"], arrays["w"], kernel)
-        # register_tiled reads the padding of its filters, whose products no thread stores.
-        findings = [finding for finding in report.findings if finding.kind != "uninitialised"]
-        if findings or not found.passed:
-            wrong.append(f"{kernel.name}, {problem}: {found}; {findings}")
-    assert not wrong, "\n".join(wrong)
+    cases = [
+        (kernel, problem, kernel.plan(problem, chip_of(90), 16)) for kernel in KERNELS.values() for problem in PROBLEMS
+    ]
+    assert_right(cases, programs)
 
 
 #: Kernels with coalesced and other accesses, bank conflicts, wide loads, divergence; the rest take longer.

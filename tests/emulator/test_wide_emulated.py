@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_runs import launch_all, races, run_plan
+from plan_runs import launch_all, operands, races, run_plan
 
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
@@ -52,8 +52,7 @@ def _run(
     if without is not None:
         assert without in text
         text = text.replace(without, "", 1) if without else text
-    rng = np.random.default_rng(408)
-    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    a, b = operands(problem, 408)
     if special:
         a[-1, 0, 2, 2], a[0, 0, 0, 0] = np.nan, 1e-30
     report = run_plan(text, plan, problem, a, b, folder, races=without is not None)
