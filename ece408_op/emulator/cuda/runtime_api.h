@@ -41,7 +41,6 @@ struct cudaPointerAttributes {
 namespace emulator {
 
 extern cudaError_t last_error;
-cudaError_t failed(cudaError_t error, const char *message, const void *code);
 cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code);
 cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
                         cudaMemcpyKind kind, bool to_symbol, const void *code);

@@ -11,7 +11,7 @@ namespace emulator {
 cudaError_t last_error = cudaSuccess;
 static size_t allowed_shared = 48 * 1024;
 
-cudaError_t failed(cudaError_t error, const char *message, const void *code) {
+cudaError_t failed(cudaError_t error, const std::string &message, const void *code) {
     report("call", message, code);
     return last_error = error;
 }
@@ -32,7 +32,7 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
         message = "the launch fails: " + std::to_string(shared_bytes) + " bytes of dynamic shared memory; at most " +
                   std::to_string(allowed_shared) + " are allowed (cudaFuncSetAttribute raises that)";
     if (message.empty()) return true;
-    failed(cudaErrorInvalidConfiguration, message.c_str(), code);
+    failed(cudaErrorInvalidConfiguration, message, code);
     return false;
 }
 
@@ -62,7 +62,7 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
     if (offset + bytes > symbol_bytes) {
         const std::string text = "the copy of " + std::to_string(bytes) + " bytes goes beyond the end of the symbol, which has " +
                                  std::to_string(symbol_bytes);
-        return failed(cudaErrorInvalidValue, text.c_str(), code);
+        return failed(cudaErrorInvalidValue, text, code);
     }
     const bool device = kind == cudaMemcpyDeviceToDevice || (kind == cudaMemcpyDefault && is_device(memory));
     if (const char *const wrong = wrong_side(memory, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);

@@ -88,7 +88,7 @@ void check_block_barrier() {
     if (alive < thread_count) {
         const std::string text = std::to_string(alive) + " of the block's " + std::to_string(thread_count) +
                                  " threads reach this __syncthreads(); the others have ended";
-        report("barrier", text.c_str(), block_barrier.code);
+        report("barrier", text, block_barrier.code);
     }
     order_all();
     complete_barrier(block_barrier);

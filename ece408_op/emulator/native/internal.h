@@ -1,5 +1,6 @@
 // What the files of the runtime share among themselves.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "machine.h"
@@ -37,6 +38,11 @@ extern int thread_count, current;
 bool can_run(const Thread &thread);  // it has not ended, and no barrier holds it back
 extern bool in_kernel;        // a thread of a kernel runs, not the host's code nor the runtime
 extern uint32_t last_code;    // of the last hook
+
+inline const void *address_of(uint32_t code) { return reinterpret_cast<const void *>(uintptr_t(code)); }
+inline void report(const char *kind, const std::string &message, const void *code, const void *other = nullptr) {
+    report(kind, message.c_str(), code, other);
+}
 
 struct Pause {
     const bool was;

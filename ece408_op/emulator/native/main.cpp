@@ -66,7 +66,7 @@ void write_all() {
 
 void on_signal(int number) {
     static bool again;
-    const void *const code = reinterpret_cast<const void *>(uintptr_t(last_code));
+    const void *const code = address_of(last_code);
     if (again) _exit(3);
     again = true;
     static std::string late;
@@ -112,7 +112,7 @@ void end_launch(const Grid &now) {
     if (launches.size() < 100) launches.push_back({now, bytes});
     const auto limit = [&](size_t has, size_t most, const char *owner, const char *what) {
         const std::string text = owner + std::to_string(has) + " bytes of " + what + "; at most " + std::to_string(most) + " compile";
-        if (has > most) report("call", text.c_str(), now.code);
+        if (has > most) report("call", text, now.code);
     };
     limit(bytes, MOST_STATIC_SHARED, "the kernel has ", "static shared memory");
     limit(constant_bytes(), MOST_CONSTANT, "the file has ", "__constant__ variables");
@@ -162,7 +162,7 @@ void run_call(FILE *job, double seconds) {
     try {
         ece408_run(buffers.data(), parameters.data());
     } catch (const std::exception &error) {
-        report("error", error.what(), reinterpret_cast<const void *>(uintptr_t(last_code)));
+        report("error", error.what(), address_of(last_code));
     }
     limit_time(0);
     if (!counting) check_surroundings();
@@ -184,7 +184,7 @@ int main(int count, char **words) {
     struct sigaction action{};
     action.sa_handler = on_signal, action.sa_flags = SA_ONSTACK | SA_NODEFER;
     for (const int each : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL, SIGALRM}) sigaction(each, &action, nullptr);
-    std::atexit([] { stop("crash", "it ended the process, by exit()", reinterpret_cast<const void *>(uintptr_t(last_code))); });
+    std::atexit([] { stop("crash", "it ended the process, by exit()", address_of(last_code)); });
     const int64_t calls = number(job);
     for (; call < calls; call++) run_call(job, std::atof(words[2]));
     _exit(0);

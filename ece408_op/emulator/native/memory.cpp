@@ -156,7 +156,7 @@ void check_surroundings() {
         const auto *const end = reinterpret_cast<const unsigned char *>(each.end);
         bool same = true;
         for (int i = 1; i <= 4096; i++) same &= begin[-i] == 0xff && end[i - 1] == 0xff;
-        if (!same) report("out of bounds", (std::string("a write beyond ") + each.name).c_str(), nullptr);
+        if (!same) report("out of bounds", std::string("a write beyond ") + each.name, nullptr);
     }
 }
 
@@ -203,7 +203,7 @@ Space space_of(uintptr_t address) {
 }
 
 // "reads 4 bytes 8 bytes behind the end of window"
-static std::string outside(const char *what, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes, Operation operation) {
+static std::string outside(const std::string &what, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes, Operation operation) {
     const std::string place = address < begin ? bytes_text(begin - address) + " in front of " :
                               address < end ? "across the end of " :
                               address == end ? "just behind the end of " : bytes_text(address - end) + " behind the end of ";
@@ -217,7 +217,7 @@ static bool check_variable(uintptr_t address, int bytes, Operation operation, co
     Variable *const next = found ? found + 1 : variables.data();
     if (next < variables.data() + variables.size() && (!found || next->begin - address < address - found->end)) found = next;
     const std::string what = found->begin == uintptr_t(dynamic_shared) ? "the block's dynamic shared memory" : found->name;
-    report("out of bounds", outside(what.c_str(), found->begin, found->end, address, bytes, operation).c_str(), code);
+    report("out of bounds", outside(what, found->begin, found->end, address, bytes, operation), code);
     return false;
 }
 
@@ -232,11 +232,11 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
     const std::string verb = operation == READ ? "reads " : "writes ";
     if (found && !found->freed && address >= found->begin && address + bytes <= found->end) {
         if (address % bytes)
-            report("misaligned", (verb + bytes_text(bytes) + " at an address that is no multiple of " +
-                                  std::to_string(bytes) + ", which a GPU refuses").c_str(), code);
+            report("misaligned", verb + bytes_text(bytes) + " at an address that is no multiple of " + std::to_string(bytes) +
+                   ", which a GPU refuses", code);
         else if (operation == READ && bytes >= 4 && *reinterpret_cast<const uint32_t *>(address) == ~0u)
             report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
-        if (found->input && operation != READ) report("input", (std::string("writes ") + found->name).c_str(), code);
+        if (found->input && operation != READ) report("input", verb + found->name, code);
         if (racing) watch_global(found->writes, found->begin, found->end, address, bytes, operation, code);
         return;
     }
@@ -244,8 +244,8 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
         return stop("out of bounds", (verb + bytes_text(bytes) + " at an address that belongs to no GPU memory").c_str(),
                     code);
     const std::string name = found->name[0] ? found->name : "an allocation of " + bytes_text(found->end - found->begin);
-    if (found->freed) return report("out of bounds", (verb + name + " after cudaFree").c_str(), code);
-    report("out of bounds", outside(name.c_str(), found->begin, found->end, address, bytes, operation).c_str(), code);
+    if (found->freed) return report("out of bounds", verb + name + " after cudaFree", code);
+    report("out of bounds", outside(name, found->begin, found->end, address, bytes, operation), code);
 }
 
 unsigned shared_address(const void *p) {
@@ -302,8 +302,7 @@ bool check_shared(uintptr_t address, int bytes, Operation operation, const void 
         if (!check_variable(address, bytes, operation, code)) return false;
     } else if (address + bytes > uintptr_t(dynamic_shared) + dynamic_bytes) {
         const uintptr_t begin = uintptr_t(dynamic_shared);
-        const char *const what = "the block's dynamic shared memory";
-        report("out of bounds", outside(what, begin, begin + dynamic_bytes, address, bytes, operation).c_str(), code);
+        report("out of bounds", outside("the block's dynamic shared memory", begin, begin + dynamic_bytes, address, bytes, operation), code);
         return false;
     }
     const uintptr_t at = shared_offset(address);

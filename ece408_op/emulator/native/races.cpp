@@ -82,7 +82,7 @@ bool found_race(const Word &word, const Access &now, Operation operation, const 
         if (earlier == operation && operation != WRITE) continue;
         for (const Access &each : word.accesses[earlier])
             if ((each.mask & now.mask) && !before(each, now.thread)) {
-                report("race", message_for(earlier, operation), code, reinterpret_cast<const void *>(uintptr_t(each.code)));
+                report("race", message_for(earlier, operation), code, address_of(each.code));
                 return true;
             }
     }
@@ -161,7 +161,7 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
         GlobalWrite &last = writes[at];
         const bool same_block = last.block == block_number;
         const bool ordered = same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current) : passed_on;
-        const void *const other = reinterpret_cast<const void *>(uintptr_t(last.code));
+        const void *const other = address_of(last.code);
         const bool race = last.block >= first_block && (last.mask & mask) && !ordered;
         if (operation == WRITE) {
             if (race) {

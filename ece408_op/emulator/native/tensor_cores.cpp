@@ -61,30 +61,27 @@ float truncated_sum(const double (&terms)[N]) {
     return std::fabs(double(nearest)) > std::fabs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
-// Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor. With one: rows of
-// 128, 64 or 32 bytes, each with its 16-byte parts in another order; the address counts from multiples of 1024.
+// Elements k and k + 1 of a row or column. Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their
+// distances in the descriptor. With one: rows of 128, 64 or 32 bytes, each with its 16-byte parts in another order; the
+// address counts from multiples of 1024. Transposed, k is the outer index: 64 rows or columns lie in 128 bytes, swizzled.
+template <bool TRANSPOSED>
 unsigned described(unsigned long long at, int row, int k) {
     const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
+    const auto swizzled = [](unsigned from, unsigned width) { return dynamic_shared + (from ^ (from >> 3 & (width - 16))); };
+    if constexpr (TRANSPOSED) {
+        unsigned short halves[2];
+        for (int n = 0; n < 2; n++) {
+            const int own = k / 2 * 2 + n;
+            std::memcpy(halves + n, swizzled(field(0) + row / 64 * field(16) + own / 8 * field(32) + own % 8 * 128 + row % 64 * 2, 128), 2);
+        }
+        return halves[0] | unsigned(halves[1]) << 16;
+    }
+    const int width = 256 >> (at >> 62);
     unsigned word;
-    if (at >> 62) {
-        const int width = 256 >> (at >> 62), from = field(0) + row / 8 * field(32) + row % 8 * width + k / 2 * 4;
-        std::memcpy(&word, dynamic_shared + (from ^ (from >> 3 & (width - 16))), 4);
-        return word;
-    }
-    const unsigned char *const matrix = dynamic_shared + field(0) + row / 8 * field(32) + k / 8 * field(16);
-    std::memcpy(&word, matrix + row % 8 * 16 + k % 8 / 2 * 4, 4);
+    std::memcpy(&word, at >> 62 ? swizzled(field(0) + row / 8 * field(32) + row % 8 * width + k / 2 * 4, width)
+                                : dynamic_shared + field(0) + row / 8 * field(32) + k / 8 * field(16) + row % 8 * 16 + k % 8 / 2 * 4,
+                4);
     return word;
-}
-
-// The same word of a matrix whose k is the outer index: 64 rows or columns lie in 128 bytes, swizzled.
-unsigned described_transposed(unsigned long long at, int i, int k) {
-    const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
-    unsigned short halves[2];
-    for (int n = 0; n < 2; n++) {
-        const int own = k / 2 * 2 + n, from = field(0) + i / 64 * field(16) + own / 8 * field(32) + own % 8 * 128 + i % 64 * 2;
-        std::memcpy(halves + n, dynamic_shared + (from ^ (from >> 3 & 112)), 2);
-    }
-    return halves[0] | unsigned(halves[1]) << 16;
 }
 
 // A warp's product with K steps; ``product(warp, row, column, k)`` is one of its terms.
@@ -119,8 +116,8 @@ void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 
 namespace {
 
-template <typename Described>
-void multiply_group(float *d, const unsigned *a, unsigned long long b, int columns, const Described &described) {
+template <bool TRANSPOSED>
+void multiply_group(float *d, const unsigned *a, unsigned long long b, int columns) {
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     group_barrier(warp / 4);
@@ -129,7 +126,7 @@ void multiply_group(float *d, const unsigned *a, unsigned long long b, int colum
         for (int k = 0; k < 16; k++) rows[r][k] = row_value(warp, lane / 4 + 8 * r, k);
     for (int i = 0; i < columns / 4; i++) {
         for (int k = 0; k < 16; k += 2) {
-            const unsigned word = described(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+            const unsigned word = described<TRANSPOSED>(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
             column[k] = half_of(word, 0), column[k + 1] = half_of(word, 1);
         }
         for (int r = 0; r < 2; r++) {
@@ -142,26 +139,20 @@ void multiply_group(float *d, const unsigned *a, unsigned long long b, int colum
     group_barrier(warp / 4);
 }
 
-template <typename Described>
-void multiply_group(float *d, unsigned long long a, unsigned long long b, int columns, const Described &described) {
+template <bool TRANSPOSED>
+void multiply_group(float *d, unsigned long long a, unsigned long long b, int columns) {
     const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
-    const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
-                             described(a, row + 8, k + 8)};
-    multiply_group(d, own, b, columns, described);
+    unsigned own[4];
+    for (int i = 0; i < 4; i++) own[i] = described<TRANSPOSED>(a, row + i % 2 * 8, k + i / 2 * 8);
+    multiply_group<TRANSPOSED>(d, own, b, columns);
 }
 
 }  // namespace
 
-void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
-    multiply_group(d, a, b, columns, described);
-}
-
-void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
-    multiply_group(d, a, b, columns, described);
-}
-
+void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) { multiply_group<false>(d, a, b, columns); }
+void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) { multiply_group<false>(d, a, b, columns); }
 void wgmma_transposed(float *d, unsigned long long a, unsigned long long b, int columns) {
-    multiply_group(d, a, b, columns, described_transposed);
+    multiply_group<true>(d, a, b, columns);
 }
 
 }  // namespace emulator
