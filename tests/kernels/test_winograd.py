@@ -143,23 +143,29 @@ def test_a_few_images_that_are_not_finite_spoil_no_other(name):
     assert found.passed, str(found)
 
 
+LARGE = ConvProblem(10000, 12, 33, 33, 24, 7)
+WIDE = ConvProblem(4, 64, 56, 56, 64, 3, pad=(1, 1))
+AUTO = [
+    (LARGE, "winograd"),
+    (ConvProblem(10000, 1, 28, 28, 50, 5), "direct"),
+    (LARGE.with_batch(16), "direct"),
+    (LARGE.pooled(False), "direct"),
+    # Filters and scratch memory that were not measured.
+    *((ConvProblem(10000, *sizes), "direct") for sizes in [(8, 80, 80, 16, 20), (16, 24, 2, 16, 2)]),
+    (ConvProblem(10000, 512, 512, 4096, 64, 3), "winograd_gemm"),
+    *((each, "winograd_gemm") for each in (WIDE, WIDE.data_gradient, ConvProblem(2, 128, 28, 28, 128, 3))),
+    # Few products per output; few tiles.
+    (ConvProblem(4, 8, 56, 56, 8, 3, pad=(1, 1)), "direct"),
+    (ConvProblem(1, 512, 7, 7, 512, 3, pad=(1, 1)), "direct"),
+    (ConvProblem(8, 64, 56, 56, 64, 5, pad=(2, 2)), "direct"),
+]
+
+
 @pytest.mark.skipif(cpu().level == "sse", reason="a CPU with AVX2 is asked for")
-def test_auto_takes_it_where_it_was_measured_to_be_faster(monkeypatch):
+@pytest.mark.parametrize(("problem", "name"), AUTO, ids=str)
+def test_auto_takes_them_where_they_were_measured_to_be_faster(problem, name, monkeypatch):
     monkeypatch.setenv("ECE408_SIMD", "avx2")
-    large, first = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 1, 28, 28, 50, 5)
-    assert dispatch.select(large).name == "winograd"
-    assert dispatch.select(first).name == "direct"
-    assert dispatch.select(large.with_batch(16)).name == "direct"
-    assert dispatch.select(large.pooled(False)).name == "direct"
-
-
-def test_auto_takes_winograd_gemm_for_wide_layers_of_3_x_3():
-    wide = ConvProblem(4, 64, 56, 56, 64, 3, pad=(1, 1))
-    for problem in (wide, wide.data_gradient, ConvProblem(2, 128, 28, 28, 128, 3)):
-        assert dispatch.select(problem).name == "winograd_gemm"
-    few_sums, few_tiles = ConvProblem(4, 8, 56, 56, 8, 3, pad=(1, 1)), ConvProblem(1, 512, 7, 7, 512, 3, pad=(1, 1))
-    for problem in (few_sums, few_tiles, ConvProblem(8, 64, 56, 56, 64, 5, pad=(2, 2))):
-        assert dispatch.select(problem).name == "direct"
+    assert dispatch.select(problem).name == name
 
 
 @pytest.mark.skipif(cpu().level != "avx512", reason="a CPU with AVX-512 is asked for")
@@ -176,13 +182,6 @@ large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30,
 print(*(dispatch.select(each).name for each in (large, second, large.with_batch(500))))
 """
     assert printed("-c", code).split() == [taken, "direct", "direct"]
-
-
-def test_auto_leaves_what_was_not_measured_to_direct(monkeypatch):
-    monkeypatch.setenv("ECE408_SIMD", min(cpu().level, "avx2", key=["sse", "avx2", "avx512"].index))
-    for sizes in [(8, 80, 80, 16, 20), (16, 24, 2, 16, 2)]:
-        assert dispatch.select(ConvProblem(10000, *sizes)).name == "direct"
-    assert dispatch.select(ConvProblem(10000, 512, 512, 4096, 64, 3)).name == "winograd_gemm"
 
 
 def test_too_few_images_are_an_error_that_says_how_many_it_wants():
