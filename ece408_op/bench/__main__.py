@@ -38,7 +38,7 @@ _EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a subcommand measures: each case by name, called with the ceilings if there are any."""
+    """The measurements of a subcommand: each case by name, called with the ceilings if there are any."""
 
     cases: Mapping[str, Callable[..., Case]]
     on_gpu: bool

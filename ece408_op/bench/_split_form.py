@@ -53,7 +53,7 @@ class SplitLayer:
         self._zeroed = [self._y_scales, x_scales] if unfolded else [self._y_scales]
 
     def prepare(self) -> None:
-        """Evict L2, poison the output, and reset its scales, which a network does for all layers at once."""
+        """Evict L2, poison the output, and reset its scales, which a network resets for all layers together."""
         self._evict()
         for scales in self._zeroed:
             scales.fill(0)

@@ -1,4 +1,4 @@
-"""What a GPU kernel launches, and what the compiler and the driver report about its functions."""
+"""The launches of a GPU kernel, with the registers, memory and occupancy that compiler and driver report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any)
 
 
 def count(plan: Plan, batch: int) -> Counter[tuple]:
-    """How often a call makes each launch: entry, grid, block, dynamic shared memory."""
+    """Count a call's launches by entry, grid, block and dynamic shared memory."""
     found: Counter[tuple] = Counter()
     sizes = Counter(images for _, images in plan.launch_ranges(batch))
     for steps, times in [(plan.setup, 1), *((plan.steps(images), n) for images, n in sizes.items())]:

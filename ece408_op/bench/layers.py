@@ -44,7 +44,7 @@ Calls = Mapping[str, tuple[Callable[[], Any], Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed, and how often; repeats, budget (seconds) and fewest are those of ``timer.measure``.
+    """The implementations to time, and how often; repeats, budget (seconds) and fewest are those of ``timer.measure``.
 
     precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN; on the CPU "float32" only.
     tune: whether GPU kernels measure their tiles before.

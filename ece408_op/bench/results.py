@@ -102,7 +102,7 @@ class Row:
 
     @property
     def peer(self) -> bool:
-        """Whether this is another library, which implementations are compared with."""
+        """Return whether this is another library, with which implementations are compared."""
         return not self.impl
 
     @property
@@ -119,7 +119,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured: a layer (``problem``) or a network, for a number of images.
+    """The measurements of a layer (``problem``) or a network, for a number of images.
 
     roofline_seconds: the FP32 roofline of a layer, see core.roofline.
     """
@@ -135,7 +135,7 @@ class Case:
         return next((row for row in self.rows if (row.contestant, row.call) == (contestant, call)), None)
 
     def ratio(self, row: Row, peers: str = "") -> float | None:
-        """How many times as fast as the fastest peer a row is, among peers with names that begin with ``peers``.
+        """Return the fastest peer's time over the row's, among peers with names that begin with ``peers``.
 
         Peers count by the same kind of call. None where one of the two has no time.
         """
@@ -158,7 +158,7 @@ class Results:
 
     @property
     def passed(self) -> bool:
-        """Whether no output was wrong."""
+        """Return whether no output was wrong."""
         return all(row.status != FAILED for case in self.cases for row in case.rows)
 
 

@@ -1,7 +1,7 @@
-"""What a kernel declares, what chooses one, and what checks one. It knows no MXNet.
+"""The declaration of a kernel, its choice, and its check. It knows no MXNet.
 
 kernel     Kernel and CudaKernel: a name, what it supports, its error bound, a call
-dispatch   the one place that chooses a kernel; the only module here that imports the kernels
+dispatch   chooses a kernel; the only module here that imports the kernels
 tuning     the table of measured times that dispatch reads (tuning.json)
 explain    why an output is wrong: likely mistakes compared with it, and a map; source_lines: the line that makes one
 check      outputs compared with float64, within the kernel's error bound

@@ -35,7 +35,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Guess:
+class Hypothesis:
     """A hypothesis: a name for the search of its line in the source, what it says, and the output that it predicts.
 
     ``other``: a second value that each element may have, where threads race. ``tolerance``: what float32 may err in
@@ -112,7 +112,7 @@ _LOOPS = (
     ("column_loop", "column of each filter", 3, "K"),
 )
 _HALO = "without the products beyond a tile of {}: its halo of K - 1 {} is missing"
-#: What follows "the convolution", with the mistake's name before it.
+#: The mistake's name, the words that follow "the convolution", and the windows and filters that are multiplied.
 LOCAL: tuple[Local, ...] = (
     ("filter_pq", "with p and q exchanged in the filter's index", _filters(lambda w: w.swapaxes(2, 3))),
     ("flipped", "with flipped filters: this layer does not flip them", _filters(lambda w: w[:, :, ::-1, ::-1])),
@@ -142,57 +142,57 @@ LOCAL: tuple[Local, ...] = (
 )
 
 
-def whole(case: Case) -> Iterator[Guess]:
+def whole(case: Case) -> Iterator[Hypothesis]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
     yield from _exchanged(case)
     yield from _running_sums(case)
     # In some elements, if only a part of y was set to 0.
     text = "plus what y held before: the sum must replace it"
-    yield Guess("accumulated", text, case.before + case.exact, case.exact)
+    yield Hypothesis("accumulated", text, case.before + case.exact, case.exact)
     yield _copied_by_bytes(case)
     yield from _strides(case)
     yield from _wrapped(case)
 
 
-def _exchanged(case: Case) -> Iterator[Guess]:
+def _exchanged(case: Case) -> Iterator[Hypothesis]:
     p, w, exact = case.problem, case.w, case.exact
     one_filter, one_image = (np.broadcast_to(part, exact.shape) for part in (exact[:, :1], exact[:1]))
     rows_columns, images_filters = (exact.swapaxes(*axes).reshape(exact.shape) for axes in ((2, 3), (0, 1)))
-    yield Guess("w_filter", "with filter 0 for each filter: m is missing in the filter's index", one_filter)
-    yield Guess("x_image", "of image 0 for each image: b is missing in x's index", one_image)
-    yield Guess("w_channels", "with the filters in reverse order", exact[:, ::-1])
-    yield Guess("y_rows_columns", "with rows and columns exchanged in y's index", rows_columns)
-    yield Guess("y_filter", "with images and filters exchanged in y's index", images_filters)
+    yield Hypothesis("w_filter", "with filter 0 for each filter: m is missing in the filter's index", one_filter)
+    yield Hypothesis("x_image", "of image 0 for each image: b is missing in x's index", one_image)
+    yield Hypothesis("w_channels", "with the filters in reverse order", exact[:, ::-1])
+    yield Hypothesis("y_rows_columns", "with rows and columns exchanged in y's index", rows_columns)
+    yield Hypothesis("y_filter", "with images and filters exchanged in y's index", images_filters)
     if p.channels > 1 and p.filters > 1:
         pixels, taps = windows(case.x, p), w.reshape(-1, p.kernel, p.kernel)
         m, c = np.ogrid[: p.filters, : p.channels]
-        for text, at in (("", c * p.channels + m), (", as in a layout (C, M, K, K)", c * p.filters + m)):
-            read = taps.take(at, 0, mode="wrap")
-            yield Guess("w_channels", f"with c and m exchanged in the filter's index{text}", products(pixels, read))
+        for layout, at in (("", c * p.channels + m), (", as in a layout (C, M, K, K)", c * p.filters + m)):
+            text = f"with c and m exchanged in the filter's index{layout}"
+            yield Hypothesis("w_channels", text, products(pixels, taps.take(at, 0, mode="wrap")))
 
 
-def _running_sums(case: Case) -> Iterator[Guess]:
+def _running_sums(case: Case) -> Iterator[Hypothesis]:
     exact, shape, text = case.exact, case.exact.shape, "with sums that are not reset: each output adds to {}"
 
-    def guess(added: str, sums: np.ndarray, length: int) -> Guess:
+    def added_to(added: str, sums: np.ndarray, length: int) -> Hypothesis:
         errors = 4 * EPS32 * math.sqrt(length * case.problem.products) * float(np.abs(sums).max())
-        return Guess("sum", text.format(added), sums.reshape(shape), None, errors)
+        return Hypothesis("sum", text.format(added), sums.reshape(shape), None, errors)
 
     for name, first in (("the row", 3), ("the map", 2), ("the image", 1), ("all of y", 0)):
         flat = exact.reshape(*shape[:first], -1)
-        yield guess(f"the one before it in {name}", flat.cumsum(-1), flat.shape[-1])
-    yield guess("that of the filter before it", exact.cumsum(1), shape[1])
-    yield guess("that of the image before it", exact.cumsum(0), shape[0])
+        yield added_to(f"the one before it in {name}", flat.cumsum(-1), flat.shape[-1])
+    yield added_to("that of the filter before it", exact.cumsum(1), shape[1])
+    yield added_to("that of the image before it", exact.cumsum(0), shape[0])
 
 
-def _copied_by_bytes(case: Case) -> Guess:
+def _copied_by_bytes(case: Case) -> Hypothesis:
     read = case.w.reshape(-1).copy()
     read[len(read) // 4 :] = 0
     text = "with a quarter of the filters, and 0 for the rest: a copy's size is in bytes, sizeof(float) per element"
-    return Guess("copied_bytes", text, products(windows(case.x, case.problem), read.reshape(case.w.shape)))
+    return Hypothesis("copied_bytes", text, products(windows(case.x, case.problem), read.reshape(case.w.shape)))
 
 
-def _strides(case: Case) -> Iterator[Guess]:
+def _strides(case: Case) -> Iterator[Hypothesis]:
     """Wrong strides of y, such as x's; and loops to H and W, where a row's surplus lands in the next row."""
     p, exact = case.problem, case.exact
     b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
@@ -207,7 +207,7 @@ def _strides(case: Case) -> Iterator[Guess]:
         at = start + i * width + j
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
-        yield Guess("y_strides", f"with {what}", moved.reshape(exact.shape))
+        yield Hypothesis("y_strides", f"with {what}", moved.reshape(exact.shape))
     if p.kernel == 1:  # y has as many columns as x
         return
     # x is read on beyond the row's end, as the code does, or a tile has zeros there.
@@ -222,10 +222,10 @@ def _strides(case: Case) -> Iterator[Guess]:
         other = exact.copy()
         # Behind the last row of a map comes the next map.
         other.reshape(-1, p.output_width)[1:, :beyond] = products(pixels, case.w).reshape(-1, beyond)[:-1]
-        yield Guess("loops_to_w", text, exact, other)
+        yield Hypothesis("loops_to_w", text, exact, other)
 
 
-def _wrapped(case: Case) -> Iterator[Guess]:
+def _wrapped(case: Case) -> Iterator[Hypothesis]:
     p, exact, size = case.problem, case.exact, case.exact.size
     for bits in _BITS:
         most = 1 << bits
@@ -236,12 +236,12 @@ def _wrapped(case: Case) -> Iterator[Guess]:
             flat[:most] = exact.reshape(-1)[last]
             # Without an order among the writes, any of them may be the last.
             first = exact.reshape(-1)[np.arange(size) % most].reshape(exact.shape)
-            yield Guess("overflow", text.format("y"), flat.reshape(exact.shape), first)
+            yield Hypothesis("overflow", text.format("y"), flat.reshape(exact.shape), first)
         for name, array in (("x", case.x), ("w", case.w)):
             if array.size > most:
                 read = array.reshape(-1)[np.arange(array.size) % most].reshape(array.shape)
                 x, w = (read, case.w) if name == "x" else (case.x, read)
-                yield Guess("overflow", text.format(name), products(windows(x, p), w))
+                yield Hypothesis("overflow", text.format(name), products(windows(x, p), w))
 
 
 def roundings(case: Case, size: np.ndarray) -> Iterator[tuple[str, np.ndarray, float]]:

@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether no element is wrong and the elements that were not compared are finite."""
+        """Return whether no element is wrong and the elements that were not compared are finite."""
         return self.wrong == 0 and self.holes == 0
 
     def __str__(self) -> str:

@@ -90,7 +90,7 @@ def select(
         chip: the GPU, or None if it is unknown.
 
     Raises:
-        UnsupportedError: no kernel supports the problem; the message has every reason of every kernel.
+        UnsupportedError: no kernel supports the problem; the message has each kernel's reasons.
     """
     return _select(problem, device, impl, precision, chip, _cpu_settings())
 
@@ -106,7 +106,7 @@ def select_with_gradients(
 
 
 def _cpu_settings() -> tuple[str | None, int]:
-    """Return what CPU kernels read, besides the problem, to decide what they support: it may change between calls."""
+    """Return the settings that CPU kernels' limits read besides the problem; they may change between calls."""
     return os.environ.get("ECE408_SIMD"), len(os.sched_getaffinity(0))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ece408_op.problem import ConvProblem
 
 from . import _hypotheses
-from ._hypotheses import Case, Guess
+from ._hypotheses import Case, Hypothesis
 from .kernel import EPS32, SMALLEST32, float32_bound
 from .source_lines import line_of
 
@@ -41,7 +41,7 @@ ROUNDED, ACCUMULATED, LOOPS, NOTHING_WRITTEN = "rounded", "accumulated", "loops_
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is wrong with an output (B, M, OH, OW).
+    """The errors of an output (B, M, OH, OW), and the mistake that explains them.
 
     Attributes:
         wrong: the number of wrong elements, of ``compared``.
@@ -195,15 +195,15 @@ def _best(
             if (error <= most + allowed).all() and share <= most_share:
                 return ROUNDED, f"Your output equals the convolution with the rounding errors {name}", 0
     found = ("", "", few + 1)
-    for guess in _guesses(case, wrong, few):
+    for hypothesis in _hypotheses_to_try(case, wrong, few):
         miss = np.ones(case.y.shape, bool)
-        for predicted in (guess.predicted, guess.other):
+        for predicted in (hypothesis.predicted, hypothesis.other):
             if predicted is not None:
-                room = allowed + np.abs(predicted) * float32_bound(case.problem) + guess.tolerance
+                room = allowed + np.abs(predicted) * float32_bound(case.problem) + hypothesis.tolerance
                 miss &= ~(np.abs(case.y - predicted) <= room)
         missed = int(miss.sum())
         if missed < found[2]:
-            found = guess.name, f"Your output equals the convolution {guess.text}", missed
+            found = hypothesis.name, f"Your output equals the convolution {hypothesis.text}", missed
         if not missed:
             break
     return found if found[0] else ("", "", 0)
@@ -218,7 +218,7 @@ def _root_mean_square(case: Case, error: np.ndarray) -> float:
     return float(np.sqrt(np.mean((error[some] / roots[some]) ** 2)))
 
 
-def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
+def _hypotheses_to_try(case: Case, wrong: np.ndarray, few: int) -> Iterator[Hypothesis]:
     """Yield the hypotheses; the local ones only if they explain an image and a few filters that are wrong."""
     p, y = case.problem, case.y
     image = int(wrong.sum((1, 2, 3)).argmax())
@@ -229,7 +229,7 @@ def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
         pixels, w = change(case.x[image : image + 1], case.w[filters], p)
         scale = _hypotheses.products(np.abs(pixels), np.abs(w))
         if (~(np.abs(part - _hypotheses.products(pixels, w)) <= _allowed(p, scale))).sum() <= limit:
-            yield Guess(name, text, _hypotheses.products(*change(case.x, case.w, p)))
+            yield Hypothesis(name, text, _hypotheses.products(*change(case.x, case.w, p)))
     yield from _hypotheses.whole(case)
 
 

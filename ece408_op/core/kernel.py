@@ -1,4 +1,4 @@
-"""What a kernel declares: a name, the problems that it supports, its error bound, and a call.
+"""A kernel's declaration: a name, the problems that it supports, its error bound, and a call.
 
 A kernel is one record in ``kernels.KERNELS``. It knows nothing of MXNet: a CPU kernel takes NumPy arrays, a GPU kernel
 CuPy arrays, all C-contiguous float32, and fills ``out``.

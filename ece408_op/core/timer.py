@@ -3,8 +3,8 @@
     reference = check.Reference(x, w, images=3)
     timing = measure(call, GpuClock("naive"), before=Eviction(out), check=reference.compare, repeats=20)
 
-Everything a timed call could profit from is undone before it: ``Eviction`` overwrites L2, and fills the output with NaN
-so that an element that is not written is found. One call before the timed ones warms up; it compiles.
+Before each timed call, ``Eviction`` overwrites L2 and poisons the output with NaN, so that an element that is not
+written is found. One call before the timed ones warms up; it compiles.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class GpuClock:
 
 
 class Eviction:
-    """What runs on a GPU's stream before a timed call: L2 is overwritten, and ``out`` is filled with NaN."""
+    """Before a timed call, overwrites L2 and fills ``out`` with NaN, on the GPU's current stream."""
 
     def __init__(self, out: Any = None) -> None:
         self._unrelated = cuda.cupy().empty(_EVICTION_BYTES, np.uint8)
         self._out = out
 
     def __call__(self) -> None:
-        """Queue both."""
+        """Queue both fills."""
         self._unrelated.fill(0)
         if self._out is not None:
             self._out.fill(np.nan)

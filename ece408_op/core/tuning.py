@@ -39,7 +39,7 @@ _TUNED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on one layer, by kernel name.
+    """The measurements of one layer, by kernel name.
 
     milliseconds: times. estimates: predictions of the kernels that have their own; that of the others is
     ``kernel.roofline_milliseconds``. tiles: the fastest tile of the kernels that have several.

@@ -23,7 +23,7 @@ from ._tables import API_CALL, KERNEL, MEMCPY, MEMSET, Activity
 _BUFFER_BYTES = 8 << 20
 _FORCED = 1
 
-#: What CUPTI appends to the name in CUDA's documentation: cudaMalloc_v3020, cuMemcpyAsync_ptsz.
+#: Suffixes that CUPTI appends to the name in CUDA's documentation: cudaMalloc_v3020, cuMemcpyAsync_ptsz.
 _SUFFIX = re.compile(r"(_v\d{4,5}|_ptsz|_ptds)+$")
 
 

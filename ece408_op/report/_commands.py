@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ece408_op.core import dispatch
 from ece408_op.models import shapes
 
-#: What a command needs of the machine, a key of ``cannot`` in the machine's facts.
+#: A command's requirement of the machine, a key of ``cannot`` in the machine's facts.
 NOTHING, GPU, COUNTERS = "", "gpu", "counters"
 MILESTONES = ("m1", "m2", "m3", "m4")
 #: The suffix of the name of a milestone's command with --profile.
