@@ -65,10 +65,9 @@ def measured(
         command += ["--log-file", str(log), sys.executable, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = log.read_text(encoding="utf-8") if log.is_file() else ""
-    if done.returncode == _LATE:
-        raise DataError(f"{PROFILER}: it took longer than {seconds:g} s")
     if done.returncode:
-        raise DataError(f"{PROFILER}: {(done.stderr or done.stdout or lines).strip()[-500:]}")
+        text = (done.stderr or done.stdout or lines).strip()[-500:]
+        raise DataError(f"{PROFILER}: {f'it took longer than {seconds:g} s' if done.returncode == _LATE else text}")
     found: dict[str, list[dict[str, float]]] = {}
     launches: list[dict[str, float]] = []
     for line in csv.DictReader(line for line in lines.splitlines() if line.startswith('"')):
@@ -77,26 +76,12 @@ def measured(
             launches = found.setdefault(name[len(_MARK) :], [])
         elif line["ID"]:  # the line after the head has the units, and no ID
             launches.append({metric: _number(line.get(metric) or "") for metric in wanted})
-    return {name: _together(launches, sums, shares) for name, launches in found.items() if launches}
-
-
-def _together(
-    launches: Sequence[Mapping[str, float]], sums: Mapping[str, Sequence[str]], shares: Mapping[str, str]
-) -> dict[str, float]:
-    total = sum(one[_TIME] for one in launches) or 1.0
-    added = {name: sum(one[metric] for one in launches for metric in metrics) for name, metrics in sums.items()}
-    return added | {name: sum(one[_TIME] * one[each] for one in launches) / total for name, each in shares.items()}
-
-
-def mark(name: str) -> None:
-    """Launch an empty kernel, so that ``measured`` gives the launches after it this name."""
-    cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
-
-
-def counters(arguments: Sequence[str]) -> dict[str, dict[str, float]]:
-    """SUMS and SHARES by kernel; occupancy is a share from 0 to 1. arguments: those of this command."""
-    found = measured([*AGAIN, *arguments, "--launch"], SUMS, SHARES)
-    return {name: {**figures, "occupancy": figures["occupancy"] / 100} for name, figures in found.items()}
+    figures = {}
+    for name, each in ((name, each) for name, each in found.items() if each):
+        total = sum(one[_TIME] for one in each) or 1.0
+        figures[name] = {key: sum(one[metric] for one in each for metric in sums[key]) for key in sums}
+        figures[name] |= {key: sum(one[_TIME] * one[metric] for one in each) / total for key, metric in shares.items()}
+    return figures
 
 
 def _number(word: str) -> float:
@@ -104,6 +89,11 @@ def _number(word: str) -> float:
         return float(word.replace(",", ""))
     except ValueError:
         raise DataError(f"{PROFILER}: expected a number, got {word!r}; may this user read the counters?") from None
+
+
+def mark(name: str) -> None:
+    """Launch an empty kernel, so that ``measured`` gives the launches after it this name."""
+    cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
 
 
 def launch(problem: ConvProblem, names: Sequence[str]) -> None:
@@ -142,13 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             channels, height, width, filters, kernel = map(int, options.layer.split("x"))
             launch(ConvProblem(options.images, channels, height, width, filters, kernel), options.impl)
             return OK
-        found = counters([options.layer, "--images", str(options.images), "--impl", *options.impl])
-    except DeviceError as error:
+        again = [*AGAIN, options.layer, "--images", str(options.images), "--impl", *options.impl, "--launch"]
+        found = measured(again, SUMS, SHARES)
+    except (DataError, DeviceError) as error:
         print(error, file=sys.stderr)
-        return CANNOT
-    except DataError as error:
-        print(error, file=sys.stderr)
-        return FAILED
+        return FAILED if isinstance(error, DataError) else CANNOT
+    for figures in found.values():
+        figures["occupancy"] /= 100
     text = json.dumps(found, indent=1)
     if options.json is None:
         print(text)
