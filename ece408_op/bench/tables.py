@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from .results import Case, Results, Row, mean_and_least
 
+#: A column: its group, the kind of call, and its title. The groups stand in this order.
+Column = tuple[int, str, str]
+_CASE, _TIMES, _RATIOS, _ROOFLINE, _ERROR, _DETAILS = range(6)
+
 
 def table(results: Results) -> str:
     """The rows as Markdown, then all reasons."""
@@ -26,79 +30,51 @@ def rows(results: Results) -> list[list[str]]:
     fastest variant. Then the time over the roofline of the units used, the rate, the error as a share of its bound, and
     the subcommand's own details.
     """
-    every = [(case, row) for case in results.cases for row in case.rows]
-    calls = list(dict.fromkeys(row.call for _, row in every))
-    own = {row.call for _, row in every if not row.peer}
-    ratios = list(dict.fromkeys((row.call, _family(row)) for _, row in every if row.peer and row.call in own))
-    details = [key for key in dict.fromkeys(key for _, row in every for key in row.details) if key != "launches"]
-    layers = any(case.roofline_seconds for case in results.cases)
-    checked = layers or any(row.bound for _, row in every)
-    head = ["case", "images", "contestant", *(word for call in calls for word in (f"{call}, ms", "quartiles"))]
-    head += [f"x {family}, {call}" for call, family in ratios]
-    head += ["x roofline", "GFLOP/s"] * layers + ["error, of bound"] * checked
-    head += [key.replace("_", " ") for key in details]
-    lines = [head]
-    found: dict[str, list[list[float | None]]] = {}
+    lines: list[dict[Column, str]] = []
+    ratios: dict[str, dict[Column, list[float | None]]] = {}
     for case in results.cases:
+        families = dict.fromkeys(row.contestant.split()[0].rstrip(",") for row in case.rows if row.peer)
         for name in dict.fromkeys(row.contestant for row in case.rows):
-            of_call = {row.call: row for row in case.rows if row.contestant == name}
-            last = list(of_call.values())[-1]
-            theirs = [_ratio(case, of_call.get(call), family) for call, family in ratios]
-            cells = [
-                case.name,
-                str(case.images),
-                f"{name} ({last.kernel})" if last.impl == "auto" and last.kernel else name,
-            ]
-            cells += [word for call in calls for word in _times(of_call.get(call))]
-            cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in theirs]
-            cells += _rates(case, last) * layers + [_error(last)] * checked
-            lines.append([*cells, *(_detail(of_call, key) for key in details)])
-            found.setdefault(name, []).append(theirs)
+            mine = [row for row in case.rows if row.contestant == name]
+            lines.append(_line(case, mine))
+            for family, row in ((family, row) for family in families for row in mine if not row.peer):
+                column, ratio = (_RATIOS, row.call, f"x {family}, {row.call}"), case.ratio(row, family)
+                ratios.setdefault(name, {}).setdefault(column, []).append(ratio)
+                if ratio is not None:
+                    lines[-1][column] = f"{ratio:.2f}"
     for which, word in enumerate(("geometric mean", "least")) if len(results.cases) > 1 else ():
-        for name, several in found.items():
-            sums = [mean_and_least(column) for column in zip(*several)] if len(several) == len(results.cases) else []
-            if any(sums):
-                cells = [
-                    word,
-                    "",
-                    name,
-                    *[""] * (2 * len(calls)),
-                    *("" if s is None else f"{s[which]:.2f}" for s in sums),
-                ]
-                lines.append([*cells, *[""] * (len(head) - len(cells))])
-    return lines
+        for name, columns in ratios.items():
+            sums = {c: mean_and_least(each) for c, each in columns.items() if len(each) == len(results.cases)}
+            known = {column: f"{each[which]:.2f}" for column, each in sums.items() if each}
+            if known:
+                lines.append({(_CASE, "", "case"): word, (_CASE, "", "contestant"): name, **known})
+    head = sorted(dict.fromkeys(column for line in lines for column in line), key=lambda column: column[0])
+    return [[title for _, _, title in head], *([line.get(column, "") for column in head] for line in lines)]
 
 
-def _family(row: Row) -> str:
-    """The library of a peer: "MXNet" of "MXNet, NONE"."""
-    return row.contestant.split()[0].rstrip(",")
-
-
-def _ratio(case: Case, row: Row | None, family: str) -> float | None:
-    return None if row is None or row.peer else case.ratio(row, family)
-
-
-def _times(row: Row | None) -> tuple[str, str]:
-    if row is None or row.median is None:
-        return "" if row is None else row.status, ""
-    return number(1e3 * row.median), " to ".join(number(1e3 * value) for value in row.quartiles)
-
-
-def _rates(case: Case, row: Row) -> list[str]:
-    """The time over the roofline, and the rate."""
-    roofline = row.roofline_seconds or case.roofline_seconds
-    if row.median is None or case.problem is None or not roofline:
-        return ["", ""]
-    return [f"{row.median / roofline:.2f}", number(case.problem.flops / row.median / 1e9)]
-
-
-def _error(row: Row) -> str:
-    return "" if row.error is None or not row.bound else f"{row.error / row.bound:.2g}"
-
-
-def _detail(rows: dict[str, Row], key: str) -> str:
-    value = next((row.details[key] for row in rows.values() if key in row.details), "")
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _line(case: Case, mine: list[Row]) -> dict[Column, str]:
+    """The cells of a contestant's rows on a case, but for the ratios."""
+    last = mine[-1]
+    shown = f"{last.contestant} ({last.kernel})" if last.impl == "auto" and last.kernel else last.contestant
+    titles = {"case": case.name, "images": str(case.images), "contestant": shown}
+    line = {(_CASE, "", title): word for title, word in titles.items()}
+    for row in mine:
+        quartiles = " to ".join(number(1e3 * value) for value in row.quartiles) if row.seconds else ""
+        line[_TIMES, row.call, f"{row.call}, ms"] = number(1e3 * row.median) if row.median else row.status
+        line[_TIMES, row.call, "quartiles"] = quartiles
+        for key, value in row.details.items():
+            if key != "launches":
+                title = key.replace("_", " ")
+                line.setdefault((_DETAILS, "", title), f"{value:.4g}" if isinstance(value, float) else str(value))
+    roofline = last.roofline_seconds or case.roofline_seconds
+    if roofline and case.problem:
+        time = last.median
+        line[_ROOFLINE, "", "x roofline"] = f"{time / roofline:.2f}" if time else ""
+        line[_ROOFLINE, "", "GFLOP/s"] = number(case.problem.flops / time / 1e9) if time else ""
+    if roofline or last.bound:
+        error = "" if last.error is None or not last.bound else f"{last.error / last.bound:.2g}"
+        line[_ERROR, "", "error, of bound"] = error
+    return line
 
 
 def number(value: float) -> str:
