@@ -71,8 +71,8 @@ class Contestant:
 
     name: str
     calls: Calls
-    values: Callable[[Any], Any]
     bound: float
+    values: Callable[[Any], Any] = lambda output: output
     impl: str = ""
     kernel: Kernel | None = None
 
@@ -114,26 +114,25 @@ def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceil
         own = {"x": data, "w": weight.copy()}
         built_in = partial(mx.nd.Convolution, *own.values(), no_bias=True, **shape)
         calls = _backward(built_in, own[problem.operands[2]], arrays["y"]) if gradient else _fresh_and_reused(built_in)
-        yield Contestant(BUILT_IN, calls, bridge.cpu_view, bound)
+        yield Contestant(BUILT_IN, calls, bound, bridge.cpu_view)
         for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "cpu", impl)
             except UnsupportedError as error:
                 yield Row(f"New {impl}", REUSED if gradient else FRESH, status=SKIPPED, reason=str(error), impl=impl)
                 continue
-            own_bound = kernel.error_bound(problem)
+            bound_of_new = kernel.error_bound(problem)
             if gradient:
                 out = np.empty(problem.shapes[2], np.float32)
                 run = partial(_filled, kernel, problem, a, b, out, dispatch.thread_count(problem))
-                poison = partial(out.fill, np.nan)
-                yield Contestant(f"New {impl}", {REUSED: (run, poison)}, lambda output: output, own_bound, impl, kernel)
+                calls = {REUSED: (run, partial(out.fill, np.nan))}
+                yield Contestant(f"New {impl}", calls, bound_of_new, impl=impl, kernel=kernel)
                 continue
-            new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
-            calls = _fresh_and_reused(new)
-            yield Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
+            calls = _fresh_and_reused(partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape))
+            yield Contestant(f"New {impl}", calls, bound_of_new, bridge.cpu_view, impl, kernel)
         for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
             call = _pytorch(problem, a, b, "float32", channels_last)
-            yield Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
+            yield Contestant(peer, {FRESH: (call, None)}, bound, lambda output: output.numpy())
 
     reference = Reference(a, b, _CHECKED_ON_CPU, problem)
     rows = timed_rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
@@ -144,22 +143,19 @@ def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
     """Both kinds of call of an MXNet operator, waited for; an output that is reused is filled with NaN before."""
     from ece408_op.plugin import bridge
 
-    kept: list[Any] = []
+    kept: dict[str, Any] = {}
 
-    def fresh(**out: Any) -> Any:
+    def waited(**out: Any) -> Any:
         output = call(**out)
         output.wait_to_read()
         return output
 
-    def reused() -> Any:
-        return fresh(out=kept[0])
-
     def poison() -> None:
         if not kept:
-            kept.append(fresh())
-        bridge.cpu_view(kept[0]).fill(np.nan)
+            kept["out"] = waited()
+        bridge.cpu_view(kept["out"]).fill(np.nan)
 
-    return {FRESH: (fresh, None), REUSED: (reused, poison)}
+    return {FRESH: (waited, None), REUSED: (lambda: waited(**kept), poison)}
 
 
 def _filled(kernel: Any, problem: ConvProblem, a: Any, b: Any, out: Any, *threads: int) -> Any:
@@ -249,17 +245,17 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             if settings.tune and isinstance(kernel, CudaKernel):
                 tiles[kernel.name] = tuning.tune(kernel, problem, x, w, out)
             calls: Calls = {KERNEL: (partial(_filled, kernel, problem, x, w, out), evict)}
-            yield Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
+            yield Contestant(impl, calls, kernel.error_bound(problem), impl=impl, kernel=kernel)
         if settings.split_form:
             try:
                 layer = _split_form.SplitLayer(problem, x, w, precision)
                 calls = {KERNEL: (layer, layer.prepare)}
-                yield Contestant(_split_form.NAME, calls, layer.values, layer.bound, dispatch.AUTO)
+                yield Contestant(_split_form.NAME, calls, layer.bound, layer.values, dispatch.AUTO)
             except UnsupportedError as error:
                 yield Row(_split_form.NAME, KERNEL, status=SKIPPED, reason=str(error), impl=dispatch.AUTO)
         for layout in ("NCHW", "NHWC") if settings.peers and pytorch_has_cuda() else ():
             calls = {KERNEL: (_pytorch(problem, x, w, precision, layout == "NHWC"), evict)}
-            yield Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
+            yield Contestant(f"cuDNN {precision} {layout}", calls, _CUDNN_BOUND, _as_float32)
 
     for row in timed_rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None

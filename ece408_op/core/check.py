@@ -112,10 +112,16 @@ class Reference:
     def compare(
         self, out: Any, kernel: Kernel | None = None, least: float = 0.0, bound: float | None = None
     ) -> Comparison:
-        """Compare an output, (B, M, OH, OW), within the error bound; see ``compare``.
+        """Compare an output, (B, M, OH, OW), within the error bound of the kernel, or of a float32 sum without one.
 
-        ``bound`` is a factor of the sum of |x||w|, or of the kernel's magnitudes; by default the kernel's, or a float32
-        sum's without a kernel.
+        Where the exact result is infinite or NaN, out must be the same infinity or NaN.
+
+        Args:
+            least: an absolute error to add to every element's bound.
+            bound: another factor of the sum of |x||w|, or of the kernel's magnitudes, than the kernel's.
+
+        Raises:
+            ValueError: out does not have the shape of the result.
         """
         if out.shape != self._problem.shapes[2]:
             raise ValueError(_misshapen(out, self._problem))
@@ -177,19 +183,9 @@ def compare(
     least: float = 0.0,
     problem: ConvProblem | None = None,
 ) -> Comparison:
-    """Compare an output with the convolution in float64, within the kernel's error bound.
+    """Compare an output as ``Reference`` does, a group of images at a time, in NumPy's memory.
 
-    Where the exact result is infinite or NaN, out must be the same infinity or NaN.
-
-    Args:
-        out: the output, (B, M, OH, OW), float32.
-        x: the input, (B, C, H, W), float32.
-        w: the filters, (M, C, K, K), float32.
-        kernel: the kernel that computed out.
-        images: the number of images to compare; see ``Reference``. A weight gradient is compared as a whole.
-        least: an absolute error to add to every element's bound.
-        problem: the problem, by default the plain convolution of x and w. For a gradient, x, w and out are the
-            problem's operands in their order.
+    The float64 arrays of all images would take gigabytes. A weight gradient is compared as a whole.
 
     Raises:
         ProblemError: the shapes of x and w are not those of a convolution.
@@ -201,7 +197,6 @@ def compare(
     if out.shape != problem.shapes[2]:
         raise ValueError(_misshapen(out, problem))
     chosen, found = _spread(problem.batch, images), []
-    # A group of images at a time: the float64 arrays of all of them would take gigabytes.
     taps = problem.channels * problem.kernel * problem.kernel_width
     values = taps * problem.output_height * problem.output_width + math.prod(out.shape[1:])
     step = max(1, STEP_BYTES // max(1, 8 * values))
