@@ -6,7 +6,6 @@ ece408_op.gluon.replace(net)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -157,7 +156,7 @@ def replace(
     if not isinstance(block, mx.gluon.Block):
         raise ProblemError(f"block: expected a Gluon block, got {type(block).__name__}")
     result = Replaced([], {})
-    for layer in _blocks(block, {}):
+    for layer in _blocks(block):
         if isinstance(layer, mx.gluon.SymbolBlock):
             _replace_in_symbol(layer, options, where, result)
         elif isinstance(layer, nn.conv_layers._Conv) and layer._op_name in ("Convolution", "convolution"):
@@ -167,19 +166,17 @@ def replace(
                 continue
             layer.__class__, layer._options = Conv2D, options
             result.replaced.append(layer.name)
-    for layer in _blocks(block, {}):
+    for layer in _blocks(block):
         if isinstance(layer, mx.gluon.HybridBlock):
             layer._clear_cached_op()
     return result
 
 
-def _blocks(block: Any, seen: dict[int, None]) -> Iterator[Any]:
-    """Iterate over a block and all blocks inside it, each once."""
-    if id(block) not in seen:
-        seen[id(block)] = None
-        yield block
-        for child in block._children.values():
-            yield from _blocks(child, seen)
+def _blocks(block: Any) -> list[Any]:
+    """Return a block and all blocks inside it, each once."""
+    found: list[Any] = []
+    block.apply(found.append)
+    return list(dict.fromkeys(found))
 
 
 def _reasons(layer: Any, options: Attributes, where: str) -> list[str]:

@@ -15,12 +15,10 @@ CAPACITY = 10_000
 
 
 class Timing(NamedTuple):
-    """The time of a call.
+    """The time of a call, as in OpTime.
 
-    ``seconds`` is the Op Time, the time of the computation alone, as in the course: it excludes mapping the output's
-    memory, copies and waiting for inputs. On a GPU it is the time between two events around the kernel; the first run
-    of a layer is not measured. ``copy_seconds`` is the additional time of a call whose arrays are copied to a GPU and
-    back: copies and computation overlap, and take ``seconds + copy_seconds`` together.
+    As in the course, ``seconds`` excludes mapping the output's memory and waiting for inputs. On a GPU, the first run
+    of a layer is not measured.
     """
 
     seconds: float
@@ -37,7 +35,8 @@ class OpTime:
         implementation: the name of the kernel.
         device: "cpu" or "gpu".
         seconds: the Op Time: the computation alone, on a GPU between two events around the kernel.
-        copy_seconds: the additional seconds of copies to a GPU and back; copies and computation overlap.
+        copy_seconds: the additional seconds of copies to a GPU and back; copies and computation overlap, and take
+            seconds + copy_seconds together.
         call_seconds: the whole call: choosing and compiling the kernel, mapping memory, copies, computation.
     """
 
