@@ -132,23 +132,6 @@ def test_a_network_of_the_builder_is_saved_as_the_originals(tmp_path):
     assert saved["nodes"] == files.original("attr")["nodes"][:3]
 
 
-def test_a_loop_built_here_goes_to_a_file_and_back(tmp_path):
-    weight = mx.sym.var("weight")
-
-    def body(element, state):
-        return ece408_op.New(element, weight, kernel=(3, 3), num_filter=6, name="inner"), state
-
-    loop, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [mx.sym.var("state")])
-    ece408_op.save_checkpoint(tmp_path / "loop", 1, loop, {}, {})
-    assert '"op": "New"' in (tmp_path / "loop-symbol.json").read_text()
-    again, _, _ = ece408_op.load_checkpoint(tmp_path / "loop", 1)
-    images = mx.nd.array(files.images()[:, None])
-    arguments = {"data": images, "weight": mx.nd.array(files.weights()["new0_weight"]), "state": mx.nd.zeros(1)}
-    got, want = (symbol.bind(mx.cpu(), arguments).forward()[0].asnumpy() for symbol in (again, loop))
-    assert np.ptp(want) > 0
-    np.testing.assert_array_equal(got, want)
-
-
 def test_a_save_that_fails_leaves_the_old_files(tmp_path):
     prefix = files.write(tmp_path, files.original(), files.weights())
     symbol, arg_params, aux_params = ece408_op.load_checkpoint(prefix, 1)
