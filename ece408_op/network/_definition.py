@@ -1,7 +1,7 @@
 """What an operator is to a network: a class with its attributes, its computation and its gradient.
 
-MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class and list it in
-``_operators``. To add a property that operators have, add a method to ``Operator``.
+MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class to ``_layers``, ``_pooling``,
+``_elementwise`` or ``_shaping``. To add a property that operators have, add a method to ``Operator``.
 """
 
 from __future__ import annotations

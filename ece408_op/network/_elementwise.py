@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -41,33 +41,30 @@ ACTIVATIONS: dict[str, Unary] = {
     "relu6": lambda arrays, x, out: arrays.xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
-#: Operators and NumPy's functions.
-_FUNCTIONS = {name: name for name in ("negative", "exp", "log", "sqrt", "square")} | {"abs": "absolute"}
-_ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"} | {
-    name: name for name in ("maximum", "minimum", "power")
-}
-#: Derivatives of the functions, from x and y.
-_FUNCTION_DERIVATIVES: dict[str, Callable[..., Any]] = {
-    "negative": lambda xp, x, y: np.float32(-1),
-    "exp": lambda xp, x, y: y,
-    "log": lambda xp, x, y: 1 / x,
-    "sqrt": lambda xp, x, y: np.float32(0.5) / y,
-    "square": lambda xp, x, y: 2 * x,
-    "abs": lambda xp, x, y: xp.sign(x),
-}
+#: A derivative, from NumPy or CuPy, the operands and the result; None is 1.
+Derivative = Optional[Callable[..., Any]]
 
-#: Derivatives of the arithmetic to both operands, from these and the result, as MXNet has them where both are equal;
-#: None is 1.
-_ARITHMETIC_DERIVATIVES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
-    "add": (None, None),
-    "sub": (None, lambda xp, a, b, y: np.float32(-1)),
-    "mul": (lambda xp, a, b, y: b, lambda xp, a, b, y: a),
-    "div": (lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)),
-    "maximum": (lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b),
-    "minimum": (lambda xp, a, b, y: a <= b, lambda xp, a, b, y: a > b),
-    "power": (lambda xp, a, b, y: b * xp.power(a, b - 1), lambda xp, a, b, y: y * xp.log(a)),
+#: NumPy's function of each operator, and its derivatives to all operands, as MXNet has them where two are equal.
+_FUNCTIONS: dict[str, tuple[str, Sequence[Derivative]]] = {
+    "negative": ("negative", [lambda xp, x, y: np.float32(-1)]),
+    "exp": ("exp", [lambda xp, x, y: y]),
+    "log": ("log", [lambda xp, x, y: 1 / x]),
+    "sqrt": ("sqrt", [lambda xp, x, y: np.float32(0.5) / y]),
+    "square": ("square", [lambda xp, x, y: 2 * x]),
+    "abs": ("absolute", [lambda xp, x, y: xp.sign(x)]),
+    "add": ("add", [None, None]),
+    "sub": ("subtract", [None, lambda xp, a, b, y: np.float32(-1)]),
+    "mul": ("multiply", [lambda xp, a, b, y: b, lambda xp, a, b, y: a]),
+    "div": ("divide", [lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)]),
+    "maximum": ("maximum", [lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b]),
+    "minimum": ("minimum", [lambda xp, a, b, y: a <= b, lambda xp, a, b, y: a > b]),
+    "power": ("power", [lambda xp, a, b, y: b * xp.power(a, b - 1), lambda xp, a, b, y: y * xp.log(a)]),
 }
-_WITH_SCALAR = {"plus": "add", "minus": "subtract"} | {key: _ARITHMETIC[key] for key in list(_ARITHMETIC)[2:]}
+_UNARY = tuple(name for name, (_, derivatives) in _FUNCTIONS.items() if len(derivatives) == 1)
+_BINARY = tuple(name for name, (_, derivatives) in _FUNCTIONS.items() if len(derivatives) == 2)
+#: Arithmetic with a number, by the names in operators; in those with an r, the number is the first operand.
+_WITH_SCALAR = {"plus": "add", "minus": "sub"} | {name: name for name in _BINARY[2:]}
+_SCALAR_FIRST = {f"r{name}": _WITH_SCALAR[name] for name in ("minus", "div", "power")}
 
 
 @dataclass(frozen=True)
@@ -84,19 +81,6 @@ class Activation(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         ACTIVATIONS[self.activation](arrays, inputs[0], out)
-
-
-class Function(Operator):
-    """A function of one array."""
-
-    names = tuple(_FUNCTIONS)
-    inplace = True
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        getattr(arrays.xp, _FUNCTIONS[self.op])(inputs[0], out=out)
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        return [gradient * _FUNCTION_DERIVATIVES[self.op](arrays.xp, given.inputs[0], given.out)]
 
 
 @dataclass(frozen=True)
@@ -188,57 +172,51 @@ class Clip(Operator):
         return [gradient * ((x >= np.float32(self.a_min)) & (x <= np.float32(self.a_max)))]
 
 
-def _times(gradient: Any, derivative: Callable[..., Any] | None, xp: Any, operands: Sequence[Any], y: Any) -> Any:
-    return gradient if derivative is None else gradient * derivative(xp, *operands, y)
+class Function(Operator):
+    """A function of one array or of two: of one shape or, in the operators that say so, of shapes that broadcast."""
 
-
-@dataclass(frozen=True)
-class WithScalar(Operator):
-    """Arithmetic with a number, which is the first operand in the operators with an r."""
-
-    names = (*(f"_{name}_scalar" for name in _WITH_SCALAR), "_rminus_scalar", "_rdiv_scalar", "_rpower_scalar")
+    names = (
+        *_UNARY,
+        *(f"broadcast_{name}" for name in _BINARY),
+        *(f"elemwise_{name}" if name in ("add", "sub", "mul", "div") else f"_{name}" for name in _BINARY),
+    )
     inplace = True
-    scalar: float = number(1.0)
-    is_int: bool = flag(True)
+
+    def used_inputs(self) -> tuple[str, ...]:
+        return ("lhs", "rhs") if self.op.rpartition("_")[2] in _BINARY else ("data",)
+
+    def _of(self, inputs: Sequence[Any]) -> tuple[str, Sequence[Derivative], Sequence[Any]]:
+        """Return NumPy's function, its derivatives, and its operands."""
+        return *_FUNCTIONS[self.op.rpartition("_")[2]], inputs
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        name, _, operands = self._reading(inputs[0])
+        name, _, operands = self._of(inputs)
         getattr(arrays.xp, name)(*operands, out=out)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        name, position, operands = self._reading(given.inputs[0])
-        (short,) = (short for short, long in _ARITHMETIC.items() if long == name)
-        return [_times(gradient, _ARITHMETIC_DERIVATIVES[short][position], arrays.xp, operands, given.out)]
-
-    def _reading(self, x: Any) -> tuple[str, int, Sequence[Any]]:
-        """Return NumPy's function, the array's position among the operands, and these."""
-        name, number = self.op.split("_")[1], np.float32(self.scalar)
-        return (
-            (_WITH_SCALAR[name], 0, (x, number)) if name in _WITH_SCALAR else (_WITH_SCALAR[name[1:]], 1, (number, x))
-        )
+        (_, derivatives, operands), xp = self._of(given.inputs), arrays.xp
+        found: list[Any] = [None] * len(wanted)
+        for place, (derivative, array) in enumerate(zip(derivatives, given.inputs)):
+            if wanted[place]:
+                product = gradient * derivative(xp, *operands, given.out) if derivative else gradient
+                found[place] = reduced_to(xp, product, array.shape)
+        return found
 
 
 @dataclass(frozen=True)
-class Arithmetic(Operator):
-    """Arithmetic with two arrays, of one shape or, for the operators that say so, of shapes that broadcast."""
+class WithScalar(Function):
+    """Arithmetic with a number."""
 
-    names = tuple(
-        f"{'broadcast' if broadcast else 'elemwise' if name in ('add', 'sub', 'mul', 'div') else ''}_{name}"
-        for broadcast in (True, False)
-        for name in _ARITHMETIC
-    )
-    inputs = ("lhs", "rhs")
-    inplace = True
+    names = tuple(f"_{name}_scalar" for name in (*_WITH_SCALAR, *_SCALAR_FIRST))
+    scalar: float = number(1.0)
+    is_int: bool = flag(True)
 
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        getattr(arrays.xp, _ARITHMETIC[self.op.rpartition("_")[2]])(*inputs, out=out)
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
-        return [
-            reduced_to(xp, _times(gradient, derivative, xp, given.inputs, given.out), array.shape) if asked else None
-            for derivative, array, asked in zip(derivatives, given.inputs, wanted)
-        ]
+    def _of(self, inputs: Sequence[Any]) -> tuple[str, Sequence[Derivative], Sequence[Any]]:
+        (x,), key, scalar = inputs, self.op.split("_")[1], np.float32(self.scalar)
+        if key in _SCALAR_FIRST:
+            name, derivatives = _FUNCTIONS[_SCALAR_FIRST[key]]
+            return name, derivatives[1:], (scalar, x)
+        return *_FUNCTIONS[_WITH_SCALAR[key]], (x, scalar)
 
 
 class Sum(Operator):

@@ -19,8 +19,8 @@ from ece408_op.runtime.thread_pool import elsewhere
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
-from ._moving import Part
 from ._operators import operator_of
+from ._shaping import Slice
 
 _WHERE = "network"
 #: How many parsed graphs stay in memory: MXNet infers shapes many times.
@@ -118,7 +118,7 @@ def parse(text: str) -> Network:
     for reader, entries in [*readers, ("the network", graph.heads)]:
         for place, entry in enumerate(entries):
             node = graph.nodes[entry.node]
-            if entry.output and isinstance(node.operator, Part):
+            if entry.output and isinstance(node.operator, Slice):
                 if entry not in others:
                     others[entry] = Entry(len(graph.nodes))
                     graph.nodes.append(replace(node, operator=replace(node.operator, index=entry.output)))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from . import _elementwise, _layers, _pooling, _shaping
 from ._definition import Operator, Unsupported
-from ._elementwise import Activation, Arithmetic, Clip, Function, LeakyReLU, Sum, WithScalar
-from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, L2Normalization, New
-from ._moving import OneLong, Part, Resampling, UpSampling
-from ._pooling import Pooling
-from ._shaping import Concat, Dropout, Flatten, Identity, Reduction, Reshape, Softmax, SoftmaxOutput, Transpose
 
-_CLASSES: tuple[type[Operator], ...] = (
-    *(Convolution, New, Deconvolution, FullyConnected, BatchNorm, L2Normalization, Pooling),
-    *(Activation, LeakyReLU, Clip, Function, WithScalar, Arithmetic, Sum),
-    *(Identity, Flatten, Dropout, Reshape, OneLong, Transpose, Concat, Part, UpSampling, Resampling),
-    *(Reduction, Softmax, SoftmaxOutput),
-)
+#: The operators' classes, in the order of their definitions.
+_CLASSES: list[type[Operator]] = [
+    kind
+    for module in (_layers, _pooling, _elementwise, _shaping)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Operator) and "names" in vars(kind)
+]
 OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}
 
 #: Operators of mx.np by the ones of mx.nd that compute the same, and attributes that have another name there.
@@ -37,7 +34,7 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
     """Return the operator of a node's op and attributes; raises Unsupported, which names the attribute."""
     name = _NUMPY.get(op, op)
     if op == "_contrib_AdaptiveAvgPooling2D" and attrs.get("output_size", "").strip("()[], ") in ("", "1", "1, 1"):
-        return Pooling("Pooling", pool_type="avg", global_pool=True)
+        return _pooling.Pooling("Pooling", pool_type="avg", global_pool=True)
     if name not in OPERATORS:
         raise Unsupported("unsupported operator")
     no_axes = attrs.get("axis", "None").strip("()[] ") in ("None", "")

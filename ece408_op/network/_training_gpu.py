@@ -19,7 +19,7 @@ from ece408_op.runtime.launch import ceil_div
 from ._data_parallel import Rank
 from ._definition import Shape, Trained
 from ._dense import GpuArrays
-from ._elementwise import Activation, Arithmetic
+from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, channels_second
 from ._passes import DERIVATIVES, maxima_type, pool, pool_gradient, program
@@ -57,7 +57,7 @@ class GpuOperators(GpuArrays):
             return None
         if isinstance(operator, BatchNorm) and not operator.use_global_stats:
             return self.batch_norm(operator, node.epilogue == "relu", inputs, out)
-        if isinstance(operator, Arithmetic) and node.epilogue:
+        if isinstance(operator, Function) and node.epilogue:
             return self.sum_relu(inputs, out)
         return operator.train(self, inputs, out, seed)
 

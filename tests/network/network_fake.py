@@ -21,7 +21,7 @@ import numpy_operators
 from ece408_op.network import _dense, _updates, engine, trainer
 from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
-from ece408_op.network._elementwise import Activation, Arithmetic
+from ece408_op.network._elementwise import Activation, Function
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._pooling import Pooling
@@ -270,7 +270,7 @@ class Chooser(engine.Chooser):
 
 
 #: Operators whose steps of training are launches of our kernels.
-LAUNCHED = (Convolution, BatchNorm, Pooling, Activation, Arithmetic)
+LAUNCHED = (Convolution, BatchNorm, Pooling, Activation, Function)
 
 
 class Operators(trainer.GpuOperators):
