@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from ._definition import Shape
 from ._gpu import Chooser
 from ._layers import Convolution
 from ._network import Network
-from ._schedule import Call, Schedule
-from ._timing import Interval, Timed, seconds
+from ._schedule import Call, Interval, Measure, Schedule, Timed
 
 #: Chunks on the device at a time: copies of one overlap with the computation of the other.
 STAGES = 2
@@ -34,22 +33,17 @@ class _Bound:
     graph: Any = None
 
 
-class _Layer(NamedTuple):
-    """A convolution's name, operator, shape of an image of its data, and implementation."""
-
-    name: str
-    operator: Convolution
-    image: Shape
-    implementation: str
+def _seconds(intervals: Iterable[Interval]) -> float:
+    """Return the time between the events of all intervals, which have ended."""
+    elapsed = cuda.cupy().cuda.get_elapsed_time
+    return sum(elapsed(start, end) for start, end in intervals) / 1000
 
 
-def _records(layers: Sequence[_Layer], images: int, taken: np.ndarray) -> list[op_times.OpTime]:
-    """Return a record of each layer, for the seconds that that many images have taken."""
-    problems = [each.operator.problem((images, *each.image)) for each in layers]
-    return [
-        op_times.OpTime(each.name, problem, each.implementation, "gpu", float(seconds))
-        for each, problem, seconds in zip(layers, problems, taken)
-    ]
+def _op_time(
+    name: str, operator: Convolution, image: Shape, implementation: str, images: int, seconds: float
+) -> op_times.OpTime:
+    """Return the record of a layer for that many images of a shape."""
+    return op_times.OpTime(name, operator.problem((images, *image)), implementation, "gpu", float(seconds))
 
 
 class Batch:
@@ -59,7 +53,7 @@ class Batch:
         self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: dict[str, Shape], whole: bool
     ) -> None:
         cp = cuda.cupy()
-        self.images, self._gpu, self._timer = images, gpu, chooser.timer
+        self.images, self._gpu = images, gpu
         shapes = network.infer(data if whole else {name: (images, *shape[1:]) for name, shape in data.items()})
         self.schedule = Schedule(network, shapes, chooser.choose, chooser.accepts)
         self.block = cp.cuda.alloc(max(1, self.schedule.bytes))
@@ -68,15 +62,16 @@ class Batch:
         self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
         self._bound: dict[tuple[int, ...], _Bound] = {}
         nodes, computations = self.schedule.network.graph.nodes, self.schedule.computations
+        shapes_of = self.schedule.plan.shapes
         convolutions = [
             (one, nodes[number])
             for number, one in computations.items()
             if isinstance(one, Timed) and isinstance(nodes[number].operator, Convolution)
         ]
         self._convolutions = [one for one, _ in convolutions]
-        #: What their records need; nothing that holds the GPU's memory.
-        self._layers = [
-            _Layer(node.name, node.operator, self.schedule.plan.shapes[node.inputs[0].node][1:], one.name)
+        #: Make their records, and hold none of the GPU's memory.
+        self._records = [
+            partial(_op_time, node.name, node.operator, shapes_of[node.inputs[0].node][1:], one.name)
             for one, node in convolutions
         ]
         #: The share of the network's time that each takes.
@@ -97,12 +92,12 @@ class Batch:
         """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
         self.run(given, self.data[0])
         if self.schedule.repeatable:
-            self._timer.measure = self._held
+            self._measure(self._held)
             self._bound_to(given, self.data[0]).call()
             self.run(given, self.data[0], timed=True)
             self._gpu.stream.synchronize()
-            whole = seconds(self._graph_runs)
-            self._shares = np.array([seconds(one.intervals) / whole for one in self._convolutions])
+            whole = _seconds(self._graph_runs)
+            self._shares = np.array([_seconds(one.intervals) / whole for one in self._convolutions])
             self._forget_times()
 
     def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
@@ -110,13 +105,13 @@ class Batch:
         bound = self._bound_to(given, data)
         bound.runs += 1
         if bound.runs > 1 and self.schedule.repeatable:
-            self._timer.measure = None
+            self._measure(None)
             if bound.graph is None:
                 bound.graph = cuda.captured(bound.call, self._gpu.stream)
             interval = self._between_events(lambda: bound.graph.launch(cuda.cupy().cuda.get_current_stream()))
             self._graph_runs += [interval] if timed else []
         else:
-            self._timer.measure = self._held if timed else None
+            self._measure(self._held if timed else None)
             bound.call()
         return bound.outputs
 
@@ -126,12 +121,17 @@ class Batch:
         Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
         convolution has the share of it that it had when the graph was made.
         """
-        taken = self._shares * seconds(self._graph_runs)
+        taken = self._shares * _seconds(self._graph_runs)
         for number, one in enumerate(self._convolutions):
             if one.intervals:
-                taken[number] += seconds(one.intervals)
+                taken[number] += _seconds(one.intervals)
         self._forget_times()
-        return partial(_records, self._layers, images, taken)
+        records = self._records
+        return lambda: [record(images, seconds) for record, seconds in zip(records, taken)]
+
+    def _measure(self, measure: Measure | None) -> None:
+        for one in self._convolutions:
+            one.measure = measure
 
     def _forget_times(self) -> None:
         self._graph_runs.clear()

@@ -30,14 +30,6 @@ class Form(Enum):
     FIRST = "from float32 values, which it converts itself"
 
 
-class Values(Enum):
-    """What a node reads and computes."""
-
-    FLOAT32 = "float32 values alone"
-    SPLIT = "split activations, and computes them or float32 values"
-    CONVERTED = "float32 values, and computes split activations"
-
-
 #: Returns how a node can compute split activations, given the shapes of its inputs and of its output, or None.
 Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[Form]]
 #: Bytes of the scale of an image.
@@ -46,19 +38,13 @@ SCALE_BYTES = 8
 _ACTIVATIONS = ("data", "residual")
 
 
-class Split(Operator):
-    """float32 values in NCHW to split activations."""
+class Conversion(Operator):
+    """float32 values in NCHW to split activations (split), or back (join)."""
 
-    names = ("split",)
+    names = ("split", "join")
 
     def compute(self, arrays: Any, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0]
-
-
-class Join(Split):
-    """Split activations to float32 values in NCHW."""
-
-    names = ("join",)
 
 
 @dataclass(frozen=True)
@@ -98,9 +84,8 @@ def with_formats(
             return numbers[value, split]
         if not split and value not in reads:  # a view, which comes when something reads it
             return copied(value)
-        kind = (Split if split else Join)("split" if split else "join")
-        source = Entry(number_of(value, not split))
-        return add(Node(kind.op, f"{old[value].name}_{kind.op}", inputs=[source], operator=kind), value, split)
+        op, source = "split" if split else "join", Entry(number_of(value, not split))
+        return add(Node(op, f"{old[value].name}_{op}", inputs=[source], operator=Conversion(op)), value, split)
 
     def copied(value: int) -> int:
         split = reads.get(value, {})

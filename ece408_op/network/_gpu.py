@@ -22,13 +22,12 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, SplitFullyConnected, blas, is_profitable
-from ._formats import Form, Values
+from ._formats import Form
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._network import described
 from ._pooling import Pooling
-from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, in_order
+from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, Timed, in_order
 from ._shaping import Softmax, SoftmaxOutput
-from ._timing import Timed, Timer
 
 CUDNN = cudnn.KERNEL.name
 
@@ -46,22 +45,21 @@ class Chooser:
         self.impl, self.precision, self.device, self.chip = impl, precision, device, chip
         if impl == CUDNN:
             cudnn.library()
-        self.arrays, self.timer = GpuArrays(device), Timer()
+        self.arrays = GpuArrays(device)
 
     def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
         """Return how a node may compute split activations: see ``_formats.Accepts``."""
         return None if self.impl == CUDNN else _split_layers.accepts(self.chip, node, inputs, output)
 
     def choose(
-        self, node: Node, inputs: Sequence[Shape], output: Shape, values: Values = Values.FLOAT32
+        self, node: Node, inputs: Sequence[Shape], output: Shape, reads_split: bool, computes_split: bool
     ) -> Computation:
         """Return what computes a node, given the shapes of what it reads and of its output.
 
         Raises UnsupportedError if the implementation that the node names cannot compute it.
         """
-        if values is not Values.FLOAT32:
-            first = values is Values.CONVERTED
-            return _split_layers.choose(self.timer, self.chip, node, inputs, output, first)
+        if reads_split or computes_split:
+            return _split_layers.choose(self.chip, node, inputs, output, not reads_split)
         choose = next((choose for kind, choose in _CHOICES if isinstance(node.operator, kind)), None)
         found = choose(self, node, inputs, output) if choose else None
         return found or ArrayComputation(self.arrays, node)
@@ -93,16 +91,9 @@ class ConvolutionComputation(Timed):
     """
 
     def __init__(
-        self,
-        chooser: Chooser,
-        node: Node,
-        output: Shape,
-        bind: Bind,
-        name: str,
-        scratch: int = 0,
-        repeatable: bool = True,
+        self, node: Node, output: Shape, bind: Bind, name: str, scratch: int = 0, repeatable: bool = True
     ) -> None:
-        super().__init__(chooser.timer, node)
+        super().__init__(node)
         self._bind, self.name, self.scratch, self.repeatable = bind, name, scratch, repeatable
         operator, inner = node.operator, prod(output[2:])
         shifted = not operator.no_bias or operator.norm is not None
@@ -132,7 +123,7 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
     if chooser.is_free(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs:
             bind = _pointwise(chooser.device, x, output)
-            return ConvolutionComputation(chooser, node, output, bind, "cublas")
+            return ConvolutionComputation(node, output, bind, "cublas")
         if problem.needs == {PAD}:
             # A plain kernel, on data with a copied border: there are more of those.
             rows, columns = operator.pad
@@ -163,7 +154,7 @@ def _by_kernel(
         return in_order(add_border, kernel.prepare_launch(problem, padded, w, out, rest))
 
     scratch = copied + (plan.scratch_bytes if plan.repeatable else 0)
-    return ConvolutionComputation(chooser, node, output, bind, kernel.name, scratch, plan.repeatable)
+    return ConvolutionComputation(node, output, bind, kernel.name, scratch, plan.repeatable)
 
 
 def _pointwise(device: int, x: Shape, y: Shape) -> Bind:

@@ -12,12 +12,15 @@ from ece408_op.runtime.launch import ceil_div, round_up
 
 from ._definition import Arrays, Shape
 from ._elementwise import ACTIVATIONS
-from ._formats import SCALE_BYTES, Accepts, SplitArray, Values, split_bytes, with_formats
+from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_formats
 from ._memory_plan import ALIGNMENT, plan
 from ._network import Network, read_values
 
 #: Queues work on the current stream, or does it at once.
 Call = Callable[[], None]
+#: The CUDA events before and after a call, and what queues a call between two events.
+Interval = tuple[Any, Any]
+Measure = Callable[[Call], Interval]
 
 
 class Computation:
@@ -51,6 +54,30 @@ class ArrayComputation(Computation):
             self._node.operator.compute(self._arrays, inputs, out)
             if self._node.epilogue:
                 ACTIVATIONS[self._node.epilogue](self._arrays, out, out)
+
+        return call
+
+
+class Timed(Computation):
+    """A convolution whose runs ``op_times`` reports; ``name`` is the implementation's."""
+
+    name = ""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        #: How to time the next runs; None: not at all.
+        self.measure: Measure | None = None
+        #: The timed runs that nobody has asked for yet.
+        self.intervals: list[Interval] = []
+
+    def timed(self, convolve: Call) -> Call:
+        """Return a call that also times the convolution."""
+
+        def call() -> None:
+            if self.measure is None:
+                convolve()
+            else:
+                self.intervals.append(self.measure(convolve))
 
         return call
 
@@ -92,15 +119,15 @@ def in_order(*calls: Call | None) -> Call:
 class Schedule:
     """A network for one batch size.
 
-    ``choose`` returns what computes a node with these input and output shapes; ``accepts`` is _formats.Accepts. Some
-    values are split activations: see ``_formats``.
+    ``choose`` returns what computes a node with these input and output shapes, which reads split activations or not,
+    and computes them or not; ``accepts`` is _formats.Accepts.
     """
 
     def __init__(
         self,
         network: Network,
         shapes: Mapping[int, Shape],
-        choose: Callable[[Node, Sequence[Shape], Shape, Values], Computation],
+        choose: Callable[[Node, Sequence[Shape], Shape, bool, bool], Computation],
         accepts: Accepts,
     ) -> None:
         self.network, shapes, self._split = with_formats(network, shapes, accepts)
@@ -108,22 +135,19 @@ class Schedule:
         #: The numbers of data and parameters in the network that was given.
         self._given = dict(zip((*self.network.data, *self.network.parameters), variables))
         self._reads = {number: read_values(node) for number, node in self.network.operators}
-        self.computations = {
-            number: choose(node, [shapes[value] for value in self._reads[number]], shapes[number], self._values(number))
-            for number, node in self.network.operators
-            if not node.operator.view
-        }
+        self.computations: dict[int, Computation] = {}
+        for number, node in self.network.operators:
+            if not node.operator.view:
+                reads = self._reads[number]
+                is_split = not self._split.isdisjoint(reads), number in self._split
+                computation = choose(node, [shapes[value] for value in reads], shapes[number], *is_split)
+                self.computations[number] = computation
         scratch = {number: one.scratch for number, one in self.computations.items()}
         sizes = {value: split_bytes(shapes[value]) for value in self._split}
         self.plan = plan(self.network, shapes, scratch, sizes)
         self._scales_at = round_up(self.plan.bytes, ALIGNMENT)
         #: Whether there are launches, and nothing else, which a CUDA graph can repeat.
-        kinds = {one.repeatable for one in self.computations.values()}
-        self.repeatable = kinds == {True}
-
-    def _values(self, number: int) -> Values:
-        read, computed = any(value in self._split for value in self._reads[number]), number in self._split
-        return Values.SPLIT if read else Values.CONVERTED if computed else Values.FLOAT32
+        self.repeatable = {one.repeatable for one in self.computations.values()} == {True}
 
     @property
     def bytes(self) -> int:

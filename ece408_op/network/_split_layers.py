@@ -22,13 +22,12 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
 from ._elementwise import Activation, Clip
-from ._formats import SCALE_BYTES, Form, Join, Split, SplitArray, image_shape, split_bytes
+from ._formats import SCALE_BYTES, Conversion, Form, SplitArray, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected
 from ._passes import ACTIVATIONS
 from ._pooling import Pooling
-from ._schedule import Call, Computation, ProgramComputation, arrays_of, in_order
+from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
 from ._shaping import Concat
-from ._timing import Timed, Timer
 
 _KERNEL: CudaKernel = wide.FP16X3[1]
 #: The fewest filters and channels of a group, and products of a sum, that pay for splitting the input.
@@ -99,16 +98,14 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
     return ConvProblem(batch, channels, height, width, operator.num_hidden, height, width)
 
 
-def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
+def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
     """Return what computes a node that ``accepts`` took, or a conversion. first: it reads float32 values."""
     operator, x, following = node.operator, image_shape(inputs[0]), _expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
         kind = _First if first else _Depthwise if is_depthwise(operator, x) else _Convolution
-        return kind(timer, chip, node, x, output)
-    if isinstance(operator, Join):
-        return ProgramComputation(split_passes.join(x))
-    if isinstance(operator, Split):
-        return _Split(x, chip)
+        return kind(chip, node, x, output)
+    if isinstance(operator, Conversion):
+        return _Split(x, chip) if operator.op == "split" else ProgramComputation(split_passes.join(x))
     if isinstance(operator, Concat):
         return ProgramComputation(split_passes.concat(list(inputs), following))
     if isinstance(operator, Pooling):
@@ -158,8 +155,8 @@ class _Convolution(Timed):
 
     name = _KERNEL.name
 
-    def __init__(self, timer: Timer, chip: Chip, node: Node, x: Shape, output: Shape) -> None:
-        super().__init__(timer, node)
+    def __init__(self, chip: Chip, node: Node, x: Shape, output: Shape) -> None:
+        super().__init__(node)
         problem = problem_of(node.operator, x)
         assert problem, "accepts took it"
         self._problem, self._chip = problem, chip
@@ -196,8 +193,7 @@ class _Convolution(Timed):
         arrays = {**arrays_of(inputs[:1], out), **self._parameters}
         if self._residual:
             arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
-        call = cuda.prepared_launch(self._program, self._problem.batch, arrays)
-        return self.timed(call) if isinstance(self._node.operator, Convolution) else call
+        return self.timed(cuda.prepared_launch(self._program, self._problem.batch, arrays))
 
 
 class _First(_Convolution):
