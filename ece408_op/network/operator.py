@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -136,13 +137,12 @@ class NetworkProp(mx.operator.CustomOpProp):
         network = self._parsed()
         if ctx.device_type == "gpu":
             raise DeviceError("gpu_network: expected arrays in mx.cpu(), got them in mx.gpu(); bind it in mx.cpu()")
-        impl, precision = self._given.get("impl", dispatch.AUTO), self._given.get("precision", "float32")
-        # Symbols that were saved before there was device_ids have device_id.
-        numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
-        engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
-        trainer = trainer_of(self._given["graph"], engines) if self._for_training else None
+        given = {"impl": dispatch.AUTO, "precision": "float32", "device_ids": "0", **self._given}
+        numbers = [int(word) for word in given["device_ids"].split(",")]
+        engines = [engine(given["graph"], given["impl"], given["precision"], number) for number in numbers]
+        trainer = trainer_of(given["graph"], engines) if self._for_training else None
         infers = SeveralGpus(engines, numbers) if len(engines) > 1 else engines[0]
-        return NetworkOp(network, infers, trainer, self._given.get("gradients") == "gpu")
+        return NetworkOp(network, infers, trainer, given.get("gradients") == "gpu")
 
 
 class NetworkOp(fast_custom_op.FastCustomOp):
@@ -160,23 +160,19 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         self._leaves_gradients = leaves_gradients
         # Each call needs these, and there may be hundreds of parameters.
         self._arguments = network.arguments
-        self._numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
+        numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
+        self._numbers = [numbers[name] for name in self._arguments]
         self._reads_gradient = reads_gradient(network)
         places = {name: place for place, name in enumerate((*self._arguments, *network.state_names))}
-        self._data, self._labels = (
-            [places[name] for name in network.names(some)] for some in (network.data, network.labels)
+        self._data, self._labels, self._parameters = (
+            [places[name] for name in network.names(some)]
+            for some in (network.data, network.labels, network.parameters)
         )
-        self._parameters = [places[name] for name in network.names(network.parameters)]
-        #: The shapes of the parameters, by name: to ask MXNet's arrays for theirs takes microseconds.
-        self._shapes = {network.graph.nodes[number].name: network.shape(number) for number in network.parameters}
-        self._sizes = [ITEM_BYTES * prod(shape) for shape in self._shapes.values()]
+        #: The shapes of the parameters, by number: to ask MXNet's arrays for theirs takes microseconds.
+        self._shapes = {number: network.shape(number) for number in network.parameters}
         #: The last forward pass in training, the trainer's own, and the addresses of its parameters.
         self._before: Any = None
         self._addresses: list[int] = []
-        self._views: list[np.ndarray] = []
-        #: The views of the last gradients, and their names and addresses.
-        self._gradients: dict[str, np.ndarray] = {}
-        self._known: tuple[list[str], list[int]] = [], []
         #: Whether its batch was empty.
         self._empty = False
 
@@ -208,11 +204,10 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         with pinned.using(data, wants=True) as flags:
             if trainer:
                 # MXNet knows that the forward pass changes states, not that the backward pass would.
-                if parameters != self._addresses:
-                    self._addresses = parameters
-                    self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
-                states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
-                given = data, self._views, targets, states, _seed(in_data[count:]), flags
+                self._addresses = parameters
+                views = {number: _view(at, shape) for at, (number, shape) in zip(parameters, self._shapes.items())}
+                states = {number: view for number, view in views.items() if number in network.states}
+                given = data, [*views.values()], targets, states, _seed(in_data[count:]), flags
                 self._before = trainer.forward(*given, lambda: self._label_views(in_data), [self.release])
             else:
                 self._engine.run(data, parameters, targets, flags, meanwhile=[self.release])
@@ -222,7 +217,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         first = memory.address(output)
         last = first + output.nbytes
         return any(np.may_share_memory(output, array) for array in data) or any(
-            address < last and first < address + size for address, size in zip(parameters, self._sizes)
+            at < last and first < at + ITEM_BYTES * prod(shape) for at, shape in zip(parameters, self._shapes.values())
         )
 
     @mxnet_errors.reported_with_outputs
@@ -232,21 +227,21 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         Without ``for_training``, raises and fills the gradients with NaN, so that nobody trains on old values.
         """
         network, trainer, before = self._network, self._trainer, self._before
-        asked = {
-            name: (array, request) for name, array, request in zip(self._arguments, in_grad, req) if request != "null"
-        }
-        views = self._views_of({name: array for name, (array, _) in asked.items() if name in self._shapes})
-        for name, (array, _) in asked.items():
-            if name not in views and array.size and array.dtype == np.float32:
-                views[name] = bridge.cpu_view(array)
-        wanted = {name: (views[name], request) for name, (_, request) in asked.items() if name in views}
+        requests = dict(zip(self._numbers, req))
+        asked = {number: array for number, array in zip(self._numbers, in_grad) if requests[number] != "null"}
+        parameters = [number for number in asked if number in self._shapes]
+        addresses = bridge.addresses(asked[number] for number in parameters)
+        gradients = {number: _view(at, self._shapes[number]) for number, at in zip(parameters, addresses)}
+        for number, array in asked.items():
+            if number not in gradients and array.size and array.dtype == np.float32:
+                gradients[number] = bridge.cpu_view(array)
         if not trainer:
-            for gradient, _ in wanted.values():
+            for gradient in gradients.values():
                 gradient[...] = np.nan
             raise DeviceError("there is no gradient; pass for_training=True to gpu_network")
         if self._empty:
-            for gradient, request in wanted.values():
-                if request != "add":
+            for number, gradient in gradients.items():
+                if requests[number] != "add":
                     gradient[...] = 0
             return
         if before is None:
@@ -254,35 +249,28 @@ class NetworkOp(fast_custom_op.FastCustomOp):
                 "backward: expected a forward pass with is_train=True before (in Gluon, autograd.record with "
                 "train_mode=True), got none"
             )
-        labels = self._label_views(in_data)
-        read = [position for position, reads in enumerate(self._reads_gradient) if reads]
-        gradients = {position: bridge.cpu_view(out_grad[position]) for position in read}
-        targets = {
-            self._numbers[name]: np.empty_like(gradient) if request == "add" else gradient
-            for name, (gradient, request) in wanted.items()
-        }
         deferred: dict[int, tuple[int, np.ndarray]] = {}
-        addresses = dict(zip(network.parameters, self._addresses))
-        for name, (_, request) in list(wanted.items()) if self._leaves_gradients else ():
-            number = self._numbers[name]
-            if name in self._shapes:
-                if request == "add":
+        if self._leaves_gradients:
+            at = dict(zip(network.parameters, self._addresses))
+            for number in parameters:
+                if requests[number] == "add":
+                    name = network.graph.nodes[number].name
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
-                del wanted[name]
-                deferred[number] = addresses[number], targets.pop(number)
-        trainer.backward(before, labels, gradients, targets, deferred, meanwhile=[self.release])
-        _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
+                deferred[number] = at[number], gradients.pop(number)
+        targets = {
+            number: np.empty_like(gradient) if requests[number] == "add" else gradient
+            for number, gradient in gradients.items()
+        }
+        read = {place: bridge.cpu_view(out_grad[place]) for place, reads in enumerate(self._reads_gradient) if reads}
+        trainer.backward(before, self._label_views(in_data), read, targets, deferred, meanwhile=[self.release])
+        _fill(list(gradients.values()), list(targets.values()), [requests[number] for number in gradients])
 
     def _label_views(self, in_data: Any) -> list[np.ndarray]:
         return [_as_float32(in_data[place]) for place in self._labels]
 
-    def _views_of(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return views of gradients to parameters, those of the last call where the memory is the same."""
-        names, addresses = list(gradients), bridge.addresses(gradients.values())
-        if (names, addresses) != self._known:
-            self._known = names, addresses
-            self._gradients = {name: bridge.view_at(at, self._shapes[name]) for name, at in zip(names, addresses)}
-        return dict(self._gradients)
+
+#: Views of MXNet's memory by address and shape: to make those of hundreds of arrays would take a millisecond.
+_view = lru_cache(maxsize=4096)(bridge.view_at)
 
 
 def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Sequence[str]) -> None:
