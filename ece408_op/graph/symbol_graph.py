@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ece408_op.errors import GraphError
 from ece408_op.plugin.attributes import OLD_HIDDEN
@@ -183,71 +183,45 @@ class Graph:
     def _as_json(self, spelling: str) -> dict[str, Any]:
         nodes = []
         for node in self.nodes:
-            optional = {
-                spelling: node.attrs,
-                "inputs": node.inputs,
-                "control_deps": node.control_deps,
-                "subgraphs": [inner._as_json(spelling) for inner in node.subgraphs],
-            }
-            kept = {key: value for key, value in optional.items() if value or key == "inputs"}
-            nodes.append({"op": node.op, "name": node.name, **kept})
+            subgraphs = [inner._as_json(spelling) for inner in node.subgraphs]
+            optional = {spelling: node.attrs, "control_deps": node.control_deps, "subgraphs": subgraphs}
+            kept = {key: value for key, value in optional.items() if value}
+            nodes.append({"op": node.op, "name": node.name, "inputs": node.inputs, **kept})
         variables = [index for index, node in enumerate(self.nodes) if node.op == VARIABLE]
         # node_row_ptr is left out: every reader counts the outputs itself.
-        return {
-            "nodes": nodes,
-            "arg_nodes": variables,
-            "heads": self.heads,
-            **({"attrs": self.attrs} if self.attrs else {}),
-        }
+        whole = {"nodes": nodes, "arg_nodes": variables, "heads": self.heads}
+        return {**whole, "attrs": self.attrs} if self.attrs else whole
 
 
 def _graph(raw: Any, where: str, depth: int) -> Graph:
     if depth > _DEEPEST:
         raise GraphError(f"{where}: expected at most {_DEEPEST} subgraphs within each other, got more")
-    if not isinstance(raw, dict) or not isinstance(raw.get("nodes"), list):
-        raise GraphError(f"{where}: expected a symbol, an object with a list of nodes, got {_short(raw)}")
+    whole = isinstance(raw, dict) and isinstance(raw.get("nodes"), list)
+    _expect(whole, where, "a symbol, an object with a list of nodes", raw)
     _check_keys(raw, _GRAPH_FIELDS, where)
-    _check_lists(raw, ("heads", "arg_nodes"), where)
     count = len(raw["nodes"])
     nodes = [_node(node, index, count, where, depth) for index, node in enumerate(raw["nodes"])]
-    heads = [_entry(entry, count, f"{where}: heads") for entry in raw["heads"]]
-    if not heads:
-        raise GraphError(f"{where}: heads: expected at least one output, got none")
-    for number in raw["arg_nodes"]:
-        index = _index(number, count, f"{where}: arg_nodes")
-        if nodes[index].op != VARIABLE:
-            name, op = nodes[index].name, nodes[index].op
-            raise GraphError(
-                f"{where}: arg_nodes: expected variables (op null), got node {index} {name!r} of op {op!r}"
-            )
+    heads = [_entry(entry, count, f"{where}: heads") for entry in _list(raw, "heads", where)]
+    _expect(bool(heads), f"{where}: heads", "at least one output", None)
     _check_acyclic(nodes, where)
     attrs = raw.get("attrs", {})
-    if not isinstance(attrs, dict) or not isinstance(attrs.get("mxnet_version", []), list):
-        raise GraphError(
-            f"{where}: attrs: expected an object such as {{'mxnet_version': ['int', {_TODAY}]}}, got {_short(attrs)}"
-        )
+    valid = isinstance(attrs, dict) and isinstance(attrs.get("mxnet_version", []), list)
+    _expect(valid, f"{where}: attrs", f"an object such as {{'mxnet_version': ['int', {_TODAY}]}}", attrs)
     return Graph(nodes, heads, attrs, raw.get("node_row_ptr"))
 
 
 def _node(raw: Any, index: int, count: int, where: str, depth: int) -> Node:
-    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise GraphError(f"{where}: node {index}: expected an object with a name, got {_short(raw)}")
+    named = isinstance(raw, dict) and isinstance(raw.get("name"), str)
+    _expect(named, f"{where}: node {index}", "an object with a name", raw)
     label = _label(where, index, raw["name"])
     _check_keys(raw, _NODE_FIELDS, label)
-    if not isinstance(raw.get("op"), str):
-        raise GraphError(f"{label}: op: expected an operator's name, got {_short(raw.get('op'))}")
+    _expect(isinstance(raw.get("op"), str), f"{label}: op", "an operator's name", raw.get("op"))
     raw = {"control_deps": [], "subgraphs": [], **raw}
-    _check_lists(raw, ("inputs", "control_deps", "subgraphs"), label)
-    if raw["op"] == VARIABLE and raw["inputs"]:
-        raise GraphError(f"{label}: inputs: expected none for a variable, got {_short(raw['inputs'])}")
-    return Node(
-        op=raw["op"],
-        name=raw["name"],
-        attrs=_attributes(raw, label),
-        inputs=[_entry(entry, count, f"{label}: inputs") for entry in raw["inputs"]],
-        control_deps=[_index(number, count, f"{label}: control_deps") for number in raw["control_deps"]],
-        subgraphs=[_graph(inner, label, depth + 1) for inner in raw["subgraphs"]],
-    )
+    inputs = [_entry(entry, count, f"{label}: inputs") for entry in _list(raw, "inputs", label)]
+    _expect(raw["op"] != VARIABLE or not inputs, f"{label}: inputs", "none for a variable", raw["inputs"])
+    depending = [_index(number, count, f"{label}: control_deps") for number in _list(raw, "control_deps", label)]
+    subgraphs = [_graph(inner, label, depth + 1) for inner in _list(raw, "subgraphs", label)]
+    return Node(raw["op"], raw["name"], _attributes(raw, label), inputs, depending, subgraphs)
 
 
 def _attributes(raw: Mapping[str, Any], label: str) -> dict[str, str]:
@@ -255,11 +229,9 @@ def _attributes(raw: Mapping[str, Any], label: str) -> dict[str, str]:
     merged: dict[str, str] = {}
     for spelling in _SPELLINGS:
         given = raw.get(spelling, {})
-        if not isinstance(given, dict):
-            raise GraphError(f"{label}: {spelling}: expected an object of texts, got {_short(given)}")
+        _expect(isinstance(given, dict), f"{label}: {spelling}", "an object of texts", given)
         for key, value in given.items():
-            if not isinstance(value, str):
-                raise GraphError(f"{label}: {spelling}: {key}: expected a text, got {_short(value)}")
+            _expect(isinstance(value, str), f"{label}: {spelling}: {key}", "a text", value)
         merged.update(given)
     return merged
 
@@ -271,15 +243,15 @@ def _check_keys(raw: Mapping[str, Any], known: set[str], label: str) -> None:
         raise GraphError(f"{label}: expected only {', '.join(sorted(known))}; got {', '.join(unknown)}{hint}")
 
 
-def _check_lists(raw: Mapping[str, Any], names: tuple[str, ...], label: str) -> None:
-    for name in names:
-        if not isinstance(raw.get(name), list):
-            raise GraphError(f"{label}: {name}: expected a list, got {_short(raw.get(name))}")
+def _list(raw: Mapping[str, Any], name: str, label: str) -> list[Any]:
+    found = raw.get(name)
+    _expect(isinstance(found, list), f"{label}: {name}", "a list", found)
+    return cast("list[Any]", found)
 
 
 def _entry(raw: Any, count: int, label: str) -> Entry:
-    if not isinstance(raw, list) or len(raw) not in (2, 3) or not all(_is_natural(number) for number in raw):
-        raise GraphError(f"{label}: expected [node, output] or [node, output, version], got {_short(raw)}")
+    valid = isinstance(raw, list) and len(raw) in (2, 3) and all(map(_is_natural, raw))
+    _expect(valid, label, "[node, output] or [node, output, version]", raw)
     _index(raw[0], count, label)
     return Entry(*raw)
 
@@ -306,6 +278,11 @@ def _check_acyclic(nodes: list[Node], where: str) -> None:
 
 def _label(where: str, index: int, name: str) -> str:
     return f"{where}: node {index} {name!r}"
+
+
+def _expect(valid: bool, label: str, expected: str, got: Any) -> None:
+    if not valid:
+        raise GraphError(f"{label}: expected {expected}, got {_short(got)}")
 
 
 def _short(value: Any) -> str:

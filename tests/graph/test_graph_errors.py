@@ -49,7 +49,6 @@ BROKEN = {
     "head beyond the file": (lambda g, n: g.update(heads=[[11, 0, 0]]), "heads.*got node 11"),
     "no head": (lambda g, n: g.update(heads=[]), "heads.*at least one"),
     "heads missing": (lambda g, n: g.pop("heads"), "heads.*got nothing"),
-    "argument that is an operator": (lambda g, n: g.update(arg_nodes=[0, NEW0]), "arg_nodes.*'new0'.*'New'"),
     "circle": (lambda g, n: n[NEW0].update(inputs=[[3, 0, 0], [1, 0, 0]]), "'new0'.*circle"),
     "variable with inputs": (lambda g, n: n[1].update(inputs=[[0, 0, 0]]), "'new0_weight'.*variable"),
     "no name": (lambda g, n: n[NEW0].pop("name"), "node 2: expected an object with a name"),
