@@ -116,6 +116,17 @@ def test_deconvolution(way, batch, groups, channels, filters, image, bias, adj, 
     check_outputs(symbol, {"data": (batch, channels * groups, *image)}, way, terms + norm)
 
 
+def test_the_target_shape_of_a_deconvolution_decides_pad_and_adj():
+    """As MXNet documents and computes without oneDNN."""
+    outputs = []
+    for words in ({"target_shape": (8, 10), "adj": (0, 1), "pad": (2, 0)}, {"pad": (1, 2), "adj": (1, 1)}):
+        symbol = S.Deconvolution(data, kernel=(3, 4), stride=(2, 3), num_filter=2, **words)
+        args, _ = values(symbol, {"data": (2, 3, 4, 4)})
+        outputs += ours(symbol, args, {})
+    assert outputs[0].shape == (2, 2, 8, 10)
+    assert np.array_equal(*outputs)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @given(
     bias=flag,
