@@ -96,12 +96,12 @@ def test_saved_and_loaded_by_module_and_by_gluon(tmp_path):
 def test_images_from_a_layer_of_mxnets_own():
     """oneDNN leaves them in a blocked layout."""
     symbol = S.Convolution(data, kernel=(1, 1), num_filter=8, no_bias=True, name="conv0")
-    weight = np.random.RandomState(0).normal(size=(8, 16, 1, 1)).astype("f")
+    weight = np.random.RandomState(0).normal(size=(8, 64, 1, 1)).astype("f")
     node, params, _ = ece408_op.gpu_network(symbol, {"conv0_weight": mx.nd.array(weight)})
     block = mx.gluon.SymbolBlock(node, [S.Variable("data", dtype="float32")])
     block.collect_params().initialize()
     block.collect_params()["conv0_weight"].set_data(params["conv0_weight"])
-    before = mx.gluon.nn.Conv2D(16, 3, in_channels=16)
+    before = mx.gluon.nn.Conv2D(64, 3, in_channels=16)
     before.initialize()
     block.hybridize()
     for _ in range(6):
