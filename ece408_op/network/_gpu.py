@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -63,9 +63,20 @@ class Chooser:
         """
         if reads_split or computes_split:
             return _split_layers.choose(self.chip, node, inputs, output, not reads_split)
-        choose = next((choose for kind, choose in _CHOICES if isinstance(node.operator, kind)), None)
-        found = choose(self, node, inputs, output) if choose else None
-        return found or ArrayComputation(self.arrays, node)
+        operator, x = node.operator, inputs[0]
+        if isinstance(operator, Convolution):
+            return _convolution(self, node, x, output)
+        if isinstance(operator, FullyConnected):
+            return _fully_connected(self, node, inputs[1], output)
+        if isinstance(operator, BatchNorm):
+            return _Norm(self, node, output)
+        if isinstance(operator, Pooling):
+            return ProgramComputation(_passes.pool(operator, x, output, node.epilogue))
+        length = operator.row_length(output) if isinstance(operator, (Softmax, SoftmaxOutput)) else None
+        if length is not None:
+            options = operator.temperature, operator.logarithm
+            return ProgramComputation(_passes.softmax(prod(output) // length, length, *options))
+        return ArrayComputation(self.arrays, node)
 
     def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel:
         """Return the kernel for a convolution node, or for a gradient of it; blocked_gemm supports all of them.
@@ -118,10 +129,9 @@ class ConvolutionComputation(Timed):
         return in_order(self.timed(convolve), self._after.bind(out, shift, residual))
 
 
-def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
+def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Computation:
     """Return a kernel on tensor cores or the named one, else cuBLAS for 1 x 1 filters, else another kernel."""
-    operator, x = node.operator, inputs[0]
-    problem = operator.problem(x)
+    operator, problem = node.operator, node.operator.problem(x)
     kernel = chooser.kernel(node, problem)
     if chooser.is_free(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs and x[1] >= _CUBLAS_CHANNELS:
@@ -172,8 +182,8 @@ def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
     return bind
 
 
-def _fully_connected(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    columns, length = inputs[1]
+def _fully_connected(chooser: Chooser, node: Node, w: Shape, output: Shape) -> Computation:
+    columns, length = w
     rows = prod(output) // columns
     layer = (node.operator, rows, length, node.epilogue, chooser.device)
     if chooser.impl != CUDNN and is_profitable(rows, columns, length, chooser.chip):
@@ -202,29 +212,3 @@ class _Norm(Computation):
             return self._plain.bind(inputs, out, scratch)
         arrays = {"x": inputs[0], "scale": self._factors[0], "shift": self._factors[1], "y": out}
         return cuda.prepared_launch(self._launch, 1, arrays)
-
-
-def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    return _Norm(chooser, node, output)
-
-
-def _pool(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    return ProgramComputation(_passes.pool(node.operator, inputs[0], output, node.epilogue))
-
-
-def _softmax(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
-    operator, length = node.operator, node.operator.row_length(output)
-    if length is None:
-        return None
-    return ProgramComputation(_passes.softmax(prod(output) // length, length, operator.temperature, operator.logarithm))
-
-
-_Choice = Callable[[Chooser, Node, Sequence[Shape], Shape], Optional[Computation]]
-_CHOICES: tuple[tuple[type, _Choice], ...] = (
-    (Convolution, _convolution),
-    (FullyConnected, _fully_connected),
-    (BatchNorm, _norm),
-    (Pooling, _pool),
-    (Softmax, _softmax),
-    (SoftmaxOutput, _softmax),
-)

@@ -117,15 +117,23 @@ def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None)
 
 
 def affine(
-    channels: int, inner: int, elements: int, activation: str | None, scaled: bool = False, residual: bool = False
+    channels: int,
+    inner: int,
+    elements: int,
+    activation: str | None,
+    scaled: bool = False,
+    shifted: bool = True,
+    residual: bool = False,
 ) -> cuda.Program:
     """y = activation(x scale + shift + residual) for each channel; y may be x.
 
-    Arrays x, shift and y; scale and residual are left out where they are not asked for.
+    Arrays x and y, and those of scale, shift and residual that are asked for.
     """
-    defines = {"CHANNELS": channels, "INNER": inner, "SCALED": int(scaled), "RESIDUAL": int(residual)}
-    # What is not asked for is not read.
-    arrays = ("x", "scale" if scaled else "shift", "shift", "residual" if residual else "x", "y")
+    asked = {"scale": scaled, "shift": shifted, "residual": residual}
+    # Where an array is not asked for, it is not read.
+    arrays = ("x", *(name if one else "x" for name, one in asked.items()), "y")
+    flags = {"SCALED": int(scaled), "SHIFTED": int(shifted), "RESIDUAL": int(residual)}
+    defines = {"CHANNELS": channels, "INNER": inner, **flags}
     return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, defines, activation)
 
 
@@ -148,17 +156,13 @@ class Epilogue:
     def __init__(
         self, shifted: bool, residual: bool, activation: str | None, channels: int, inner: int, elements: int
     ) -> None:
-        self._channels, wanted = channels, shifted or residual or activation
-        self._pass = affine(channels, inner, elements, activation, residual=residual) if wanted else None
-        self._zeros: Any = None
+        wanted = shifted or residual or activation
+        options = {"shifted": shifted, "residual": residual}
+        self._pass = affine(channels, inner, elements, activation, **options) if wanted else None
 
     def bind(self, out: Any, shift: Any = None, residual: Any = None) -> Call | None:
         """Return the call for an output in place, or None where there is nothing to do."""
         if self._pass is None:
             return None
-        if shift is None:
-            if self._zeros is None:
-                self._zeros = cuda.cupy().zeros(self._channels, np.float32)
-            shift = self._zeros
-        given = {} if residual is None else {"residual": residual}
-        return cuda.prepared_launch(self._pass, 1, {"x": out, "shift": shift, "y": out, **given})
+        given = {"x": out, "shift": shift, "residual": residual, "y": out}
+        return cuda.prepared_launch(self._pass, 1, {name: array for name, array in given.items() if array is not None})

@@ -6,8 +6,8 @@
 //
 // Restrictions: float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
-//     affine   CHANNELS; INNER: elements of one channel of one image; SCALED: there is a factor; RESIDUAL: an array is
-//              added
+//     affine   CHANNELS; INNER: elements of one channel of one image; SHIFTED, SCALED, RESIDUAL: a number, a factor too,
+//              an array is added
 //     border   H W PAD_ROWS PAD_COLUMNS
 //     softmax  N: elements of a row; LOGARITHM: its logarithm
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 
 #ifdef CHANNELS
 __device__ __forceinline__ float affine_of(float v, float factor, float added, float more) {
-    v = SCALED ? fmaf(v, factor, added) : v + added;
+    if (SHIFTED) v = SCALED ? fmaf(v, factor, added) : v + added;
     if (RESIDUAL) v += more;
     return ACTIVATION(v);
 }
@@ -32,7 +32,7 @@ extern "C" __global__ void affine(const float *x, const float *__restrict__ scal
 #if INNER % 4 == 0
     for (INDEX i = first_element(); i < (INDEX)(count / 4); i += grid_stride()) {
         const int c = (int)(i / (INNER / 4) % CHANNELS);
-        const float b = shift[c], a = SCALED ? scale[c] : 1.f;
+        const float b = SHIFTED ? shift[c] : 0.f, a = SCALED ? scale[c] : 1.f;
         const float4 v = ((const float4 *)x)[i];
         const float4 r = RESIDUAL ? ((const float4 *)residual)[i] : make_float4(0.f, 0.f, 0.f, 0.f);
         ((float4 *)y)[i] = make_float4(affine_of(v.x, a, b, r.x), affine_of(v.y, a, b, r.y),
@@ -41,7 +41,8 @@ extern "C" __global__ void affine(const float *x, const float *__restrict__ scal
 #else
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int c = (int)(i / INNER % CHANNELS);
-        y[i] = affine_of(x[i], SCALED ? scale[c] : 1.f, shift[c], RESIDUAL ? residual[i] : 0.f);
+        const float b = SHIFTED ? shift[c] : 0.f, a = SCALED ? scale[c] : 1.f;
+        y[i] = affine_of(x[i], a, b, RESIDUAL ? residual[i] : 0.f);
     }
 #endif
 }

@@ -27,7 +27,7 @@ PASSES = [
     _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
     _passes.pool(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
     _passes.affine(50, 144, 10 * 50 * 144, "relu", scaled=True),
-    _passes.affine(50, 1, 1 << 32, "softrelu", residual=True),
+    _passes.affine(50, 1, 1 << 32, "softrelu", shifted=False, residual=True),
     _passes.affine(5, 3, 150, "sigmoid"),
     _passes.border((1, 2), (2, 3, 4, 5)),
     _passes.softmax(100, 10, 1.0, False),
