@@ -158,43 +158,36 @@ def of_graph(graph: Graph, text: str) -> Network:
     )
 
 
-def _named(number: int) -> str:
-    """Return a variable's name for MXNet's functions: any name would be one of their own keywords."""
-    return f"value{number}"
-
-
 def _text(graph: Graph) -> str:
-    """Return the graph as MXNet 1.9.1 writes it."""
-    nodes = [replace(n, name=_named(i)) if n.op == VARIABLE else n for i, n in enumerate(graph.nodes)]
+    """Return the graph as MXNet 1.9.1 writes it; any name of a variable would be a keyword of MXNet's functions."""
+    nodes = [replace(n, name=f"value{i}") if n.op == VARIABLE else n for i, n in enumerate(graph.nodes)]
     return replace(graph, nodes=nodes, attrs={"mxnet_version": ["int", 10901]}).dump(indent=None)
 
 
 @lru_cache(maxsize=4 * _KEPT)
 def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
-    """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers.
+    """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers."""
 
-    In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
-    network may be the caller.
-    """
-    return elsewhere(lambda: _infer(text, data))
+    def infer() -> list[Shape]:
+        import mxnet as mx
 
+        got = ", ".join(str(shape) for _, shape in data)
+        try:
+            values, positions = _values_of(text)
+            # For MXNet's older operators a length of 0 is unknown, unless it is asked to see it as mx.np does. Not
+            # infer_shape, which prints its arguments where it fails.
+            with mx.util.np_shape(any(0 in shape for _, shape in data)):
+                _, shapes, _ = values._infer_shape_impl(False, **{f"value{number}": shape for number, shape in data})
+        except mx.MXNetError as error:
+            reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
+            raise GraphError(f"{_WHERE}: {reason}") from None
+        if shapes is None:
+            raise GraphError(f"{_WHERE}: expected the shapes of all data and labels, got {got}; give all of them")
+        return [tuple(shapes[position]) for position in positions]
 
-def _infer(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
-    import mxnet as mx
-
-    got = ", ".join(str(shape) for _, shape in data)
-    try:
-        values, positions = _values_of(text)
-        # For MXNet's older operators a length of 0 is unknown, unless it is asked to see it as mx.np does. Not
-        # infer_shape, which prints its arguments where it fails.
-        with mx.util.np_shape(any(0 in shape for _, shape in data)):
-            _, shapes, _ = values._infer_shape_impl(False, **{_named(number): shape for number, shape in data})
-    except mx.MXNetError as error:
-        reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
-        raise GraphError(f"{_WHERE}: {reason}") from None
-    if shapes is None:
-        raise GraphError(f"{_WHERE}: expected the shapes of all data and labels, got {got}; give all of them")
-    return [tuple(shapes[position]) for position in positions]
+    # In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
+    # network may be the caller.
+    return elsewhere(infer)
 
 
 @lru_cache(maxsize=_KEPT)

@@ -21,7 +21,6 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
-from ._elementwise import Activation, Clip
 from ._formats import SCALE_BYTES, Conversion, Form, SplitArray, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected
 from ._passes import ACTIVATIONS
@@ -41,8 +40,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
-    followed = _activation(operator) or node.epilogue
-    if followed not in _FOLLOWING or len(output) not in (2, 4) or len(x) not in (2, 4):
+    if (operator.activation or node.epilogue) not in _FOLLOWING or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
     if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
@@ -66,11 +64,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
     if isinstance(operator, Concat):
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
         return Form.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
-    return Form.BETWEEN if isinstance(operator, Pooling) or _activation(operator) else None
-
-
-def _activation(operator: Operator) -> str | None:
-    return operator.activation if isinstance(operator, (Activation, Clip)) else None
+    return Form.BETWEEN if isinstance(operator, Pooling) or operator.activation else None
 
 
 def _expression(activation: str | None) -> str | None:
@@ -133,7 +127,7 @@ class _Affine(Computation):
 
     def __init__(self, node: Node, x: Shape) -> None:
         self._operator, self._x = node.operator, x
-        following = _expression(_activation(node.operator) or node.epilogue)
+        following = _expression(node.operator.activation or node.epilogue)
         # A convolution with windows of one pixel.
         self._program = split_passes.depthwise(x, x, (1, 1), (1, 1), (0, 0), following)
         self._parameters: dict[str, Any] = {}
