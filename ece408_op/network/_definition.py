@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar
 
 from ece408_op.plugin.attributes import integers, is_mxnets_own
@@ -27,12 +28,9 @@ class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node
 
 
 class Arrays:
-    """A library of arrays: NumPy, or CuPy on the current device and stream."""
+    """A library of arrays on the current device and stream: ``xp`` is NumPy, or CuPy as far as both agree."""
 
-    @property
-    def xp(self) -> Any:
-        """The module, as far as NumPy and CuPy agree."""
-        raise NotImplementedError
+    xp: Any
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
         """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one is used for all."""
@@ -57,19 +55,10 @@ def choice(*words: str) -> Any:
     return _attribute(expected, dict(zip(words, words)).__getitem__, words[0])
 
 
-def flag(default: bool) -> Any:
-    """Return the field of a truth value."""
-    return _attribute("True or False", _FLAGS.__getitem__, default)
-
-
-def number(*default: float) -> Any:
-    """Return the field of a number."""
-    return _attribute("a number", float, *default)
-
-
-def integer(*default: int | None) -> Any:
-    """Return the field of a whole number."""
-    return _attribute("a whole number", int, *default)
+#: The fields of a truth value, a number and a whole number; an argument is the default.
+flag = partial(_attribute, "True or False", _FLAGS.__getitem__)
+number = partial(_attribute, "a number", float)
+integer = partial(_attribute, "a whole number", int)
 
 
 def sizes() -> Any:
@@ -115,8 +104,8 @@ class Operator:
     names: the ops that the class computes. inputs: the names of its inputs; variadic: it has any number of the first.
     auxiliary: inputs that MXNet counts as states. ignored: inputs that inference does not read. accepted: attributes
     that have no effect at inference. view: the output is the first input's memory. inplace: the output may overwrite
-    the first input, if both have one size. monotonic: each element of the output grows with its element of the only
-    input. takes_epilogue: on the GPU, the operator can apply an activation to its output.
+    the first input, if both have one size. takes_epilogue: on the GPU, the operator can apply an activation to its
+    output.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -127,7 +116,6 @@ class Operator:
     accepted: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[bool] = False
     inplace: ClassVar[bool] = False
-    monotonic: ClassVar[bool] = False
     takes_epilogue: ClassVar[bool] = False
 
     op: str
@@ -205,14 +193,6 @@ class Operator:
         """Return whether an image of the output depends on several images of an input of ``dimensions`` dimensions."""
         return False
 
-    def followed_by(self, other: Operator, first: bool, constant: bool) -> Operator | None:
-        """Return the operator that computes this one and then ``other``, or None.
-
-        Its inputs are this one's, then those of ``other`` without the one in between, which is the first if ``first``.
-        constant: all inputs but this one's first are parameters.
-        """
-        return None
-
     @property
     def activation(self) -> str | None:
         """The type of activation that this operator is, if it is one."""
@@ -226,9 +206,4 @@ class Operator:
     @property
     def is_loss(self) -> bool:
         """Whether the gradient does not read the gradient to the output."""
-        return False
-
-    @property
-    def is_maximum(self) -> bool:
-        """Whether each element of the output is a maximum of elements of the input."""
         return False

@@ -111,7 +111,7 @@ class GpuArrays(Arrays):
         self._device = device
 
     @property
-    def xp(self) -> Any:
+    def xp(self) -> Any:  # type: ignore[override]
         """The module CuPy."""
         return cuda.cupy()
 

@@ -72,7 +72,7 @@ class Activation(Operator):
     """Activation, and the operators that are one type of it."""
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
-    inplace = monotonic = True
+    inplace = True
     act_type: str = choice(*_TYPES)
 
     @property
@@ -152,7 +152,7 @@ class Clip(Operator):
     """The values between two numbers, and the nearer number for the others."""
 
     names = ("clip",)
-    inplace = monotonic = True
+    inplace = True
     a_min: float = number()
     a_max: float = number()
 

@@ -11,6 +11,9 @@ from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
 from ._definition import SHAPE
+from ._elementwise import Activation, Clip
+from ._layers import Convolution
+from ._pooling import Pooling
 
 
 def fused(graph: Graph) -> Graph:
@@ -38,7 +41,8 @@ def _activations_behind_maxima(graph: Graph) -> list[Node]:
     source, nodes = only_source(graph), list(graph.nodes)
     for index, pool in enumerate(nodes):
         before = source(index)
-        if before is not None and pool.operator and pool.operator.is_maximum and nodes[before].operator.monotonic:
+        maximum = isinstance(pool.operator, Pooling) and pool.operator.is_maximum
+        if before is not None and maximum and isinstance(nodes[before].operator, (Activation, Clip)):
             # The pooling now computes the value in between, which becomes smaller.
             nodes[index] = replace(nodes[before], inputs=[Entry(before)], origin=pool.origin)
             nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
@@ -52,6 +56,8 @@ def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
         return None
     if node.operator.activation and feeding.operator.takes_epilogue:
         return replace(feeding, epilogue=node.operator.activation)
+    if not isinstance(feeding.operator, Convolution):
+        return None
     first = node.inputs[0].node == before
     constant = all(SHAPE in nodes[each.node].attrs for each in [*feeding.inputs[1:], *others])
     operator = feeding.operator.followed_by(node.operator, first, constant)

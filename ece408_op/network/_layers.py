@@ -64,7 +64,12 @@ class Convolution(Operator):
         norm = self.norm.inputs[1:] if self.norm else ()
         return (*self.inputs[: 2 if self.no_bias else 3], *norm, *(("residual",) if self.residual else ()))
 
-    def followed_by(self, other: Operator, first: bool, constant: bool) -> Operator | None:
+    def followed_by(self, other: Operator, first: bool, constant: bool) -> Convolution | None:
+        """Return the operator that computes this one and then ``other``, or None.
+
+        Its inputs are this one's, then those of ``other`` without the one in between, which is the first if ``first``.
+        constant: all inputs but this one's first are parameters.
+        """
         if isinstance(other, BatchNorm) and first and constant and other.axis == 1 and not (self.norm or self.residual):
             return replace(self, norm=other)
         return replace(self, residual=True) if other.op == "elemwise_add" and not self.residual else None

@@ -29,6 +29,7 @@ class Pooling(Operator):
 
     @property
     def is_maximum(self) -> bool:
+        """Whether each output is a maximum of elements of the input."""
         return self.pool_type == "max"
 
     def check(self) -> None:
