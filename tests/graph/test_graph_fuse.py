@@ -40,21 +40,6 @@ def test_it_is_mxnets_three_operators(fuse, convention):
     np.testing.assert_allclose(bound.forward()[0].asnumpy(), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("request_", ["null", "write", "add"])
-def test_each_request_of_a_forward(request_):
-    """Asked directly, as in test_operator."""
-    from ece408_op.plugin.operator import NewProp
-
-    x, w = arrays()
-    prop = NewProp(kernel="(4, 4)", num_filter="5", fuse="tanh_pool")
-    want = separate(x, w)
-    y = mx.nd.full(want.shape, 3)
-    mx.nd.waitall()  # the engine does so for an operator that it calls itself
-    prop.create_operator(mx.cpu(), [x.shape, w.shape], [np.float32] * 2).forward(False, [request_], [x, w], [y], [])
-    expected = {"null": np.full_like(want, 3), "write": want, "add": want + 3}[request_]
-    np.testing.assert_allclose(y.asnumpy(), expected, atol=2e-6)
-
-
 def test_bad_requests_say_why():
     x, w = arrays()
     with pytest.raises(ProblemError, match="fuse: expected one of tanh_pool, tanh_pool_full; got 'relu'"):
@@ -111,28 +96,25 @@ def test_two_networks_in_one_graph_are_each_fused():
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), atol=3e-6)
 
 
-def of_internals(symbol, output):
+def with_internal(output):
+    """Return the network with an inner value as another output."""
+    symbol = network()
     return mx.sym.Group([symbol, symbol.get_internals()[output]])
 
 
 @pytest.mark.parametrize(
     "symbol",
     [
-        lambda: network({"pool_type": "avg"}),
-        lambda: network({"stride": (1, 1)}),
-        lambda: network({"kernel": (3, 3)}),
-        lambda: network({"pad": (1, 1)}),
-        lambda: network({"global_pool": True}),
-        lambda: network({"pooling_convention": "same"}),
-        lambda: network(activation="sigmoid"),
-        lambda: of_internals(network(), "conv_output"),
-        lambda: of_internals(network(), "act_output"),
-        lambda: mx.sym.Group([network(), mx.sym.sum(network().get_internals()["act_output"])]),
+        *(network(changes) for changes in ({"pool_type": "avg"}, {"stride": (1, 1)}, {"kernel": (3, 3)})),
+        *(network(changes) for changes in ({"pad": (1, 1)}, {"global_pool": True}, {"pooling_convention": "same"})),
+        network(activation="sigmoid"),
+        with_internal("conv_output"),
+        with_internal("act_output"),
+        mx.sym.Group([network(), mx.sym.sum(network().get_internals()["act_output"])]),
     ],
 )
 def test_other_rows_stay(symbol):
-    before = symbol()
-    plain, result = (ece408_op.replace_convolution(before, fuse=fuse) for fuse in (False, True))
+    plain, result = (ece408_op.replace_convolution(symbol, fuse=fuse) for fuse in (False, True))
     assert names(result.symbol) == names(plain.symbol)
 
 

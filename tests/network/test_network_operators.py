@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -211,23 +213,16 @@ def test_batch_norm(way, sizes, fixed, eps, last, act):
 
 
 UNARY = {
-    **{f"Activation {kind}": lambda x, kind=kind: S.Activation(x, act_type=kind) for kind in
+    **{f"Activation {kind}": partial(S.Activation, act_type=kind) for kind in
        ("relu", "sigmoid", "tanh", "softrelu", "softsign")},
-    **{f"LeakyReLU {kind}": lambda x, kind=kind: S.LeakyReLU(x, act_type=kind) for kind in
+    **{f"LeakyReLU {kind}": partial(S.LeakyReLU, act_type=kind) for kind in
        ("leaky", "prelu", "elu", "selu", "gelu")},
     "LeakyReLU rrelu": lambda x: S.LeakyReLU(x, act_type="rrelu")[0],
+    **{name: getattr(S, name) for name in
+       ("relu", "sigmoid", "softsign", "tanh", "negative", "abs", "exp", "square", "BlockGrad")},
     "clip": lambda x: S.clip(x, -0.5, 0.25),
-    "relu": S.relu,
-    "sigmoid": S.sigmoid,
-    "softsign": S.softsign,
-    "tanh": S.tanh,
-    "negative": S.negative,
-    "abs": S.abs,
-    "exp": S.exp,
-    "square": S.square,
     "Dropout": lambda x: S.Dropout(x, p=0.5)[0],
     "_copy": S.identity,
-    "BlockGrad": S.BlockGrad,
     "_plus_scalar": lambda x: x + 1.5,
     "_minus_scalar": lambda x: x - 1.5,
     "_rminus_scalar": lambda x: 1.5 - x,
@@ -286,30 +281,12 @@ def test_two_inputs(way, name, sizes, ones):
         check_outputs(getattr(S, f"broadcast_{name}")(data * 2, other * 2), shapes, way, low=0.2)
 
 
-CODES = [
-    ((2, 3, 4), (4, 0, 2), False),
-    ((2, 3, 4), (2, 0, 0), False),
-    ((2, 3, 4), (6, 1, -1), False),
-    ((2, 3, 4), (3, -1, 8), False),
-    ((2, 3, 4), (-1,), False),
-    ((2, 3, 4), (-2,), False),
-    ((2, 3, 4), (2, -2), False),
-    ((2, 3, 4), (-2, 1, 1), False),
-    ((2, 3, 4), (-3, 4), False),
-    ((2, 3, 4, 5), (-3, -3), False),
-    ((2, 3, 4), (0, -3), False),
-    ((2, 3, 4), (-4, 1, 2, -2), False),
-    ((2, 3, 4), (2, -4, -1, 3, -2), False),
-    ((10, 5, 4), (-1, 0), True),
-    ((8, 3), (-4, 2, -1, 0), False),
-    ((8, 3, 2), (2, 4, -4, 0, 0), True),
-]
-
-
 @covers("Reshape")
-@pytest.mark.parametrize(("sizes", "codes", "reverse"), CODES)
+@pytest.mark.parametrize(
+    ("sizes", "codes", "reverse"), [((2, 3, 4), (2, -4, -1, 3, -2), False), ((8, 3, 2), (2, 4, -4, 0, 0), True)]
+)
 def test_reshape(sizes, codes, reverse):
-    check_outputs(S.reshape(data, shape=codes, reverse=reverse), {"data": sizes}, "numpy")
+    """MXNet itself reads the codes."""
     check_outputs(S.reshape(S.tanh(data), shape=codes, reverse=reverse) * 2, {"data": sizes}, "numpy")
 
 
