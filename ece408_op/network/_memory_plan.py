@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 
 from ece408_op.errors import GraphError
-from ece408_op.graph.symbol_graph import Node
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime.launch import round_up
 
@@ -80,9 +79,17 @@ def plan(
     owners = {value: value for value in variables}
     lives: dict[int, list[int]] = {}
     for number, node in network.operators:
-        owner = _reused(number, node, owners, variables, last, bytes_of)
-        owners[number] = number if owner is None else owner
-        if owner is None:
+        read = read_values(node)
+        owner = owners[read[0]] if read else number
+        if not node.operator.view:
+            # The output may overwrite the first input after the last read of its memory.
+            shared = [value for value, other in owners.items() if other == owner] if node.operator.inplace else []
+            free = owner not in variables and all(last.get(value, -1) <= number for value in shared)
+            others = [owners[value] for value in read[1:]]
+            if not (shared and free and bytes_of[read[0]] == bytes_of[number] and owner not in others):
+                owner = number
+        owners[number] = owner
+        if owner == number:
             lives[number] = [number, last[number]]
         elif owner in lives:
             lives[owner][1] = max(lives[owner][1], last[number])
@@ -97,28 +104,6 @@ def plan(
         {-1 - key: offset for key, offset in offsets.items() if key < 0},
         total,
     )
-
-
-def _reused(
-    number: int,
-    node: Node,
-    owners: Mapping[int, int],
-    variables: set[int],
-    last: Mapping[int, int],
-    bytes_of: Mapping[int, int],
-) -> int | None:
-    """Return the value whose memory the node's output uses: its first input's, for a view or after the last read."""
-    values = read_values(node)
-    if not values:
-        return None
-    owner = owners[values[0]]
-    if node.operator.view:
-        return owner
-    shared = [value for value, other in owners.items() if other == owner]
-    free = owner not in variables and all(last.get(value, -1) <= number for value in shared)
-    fits = bytes_of[values[0]] == bytes_of[number]
-    others = [owners[value] for value in values[1:]]
-    return owner if node.operator.inplace and free and fits and owner not in others else None
 
 
 def _place(wanted: Sequence[tuple[int, int, int, int]]) -> tuple[dict[int, int], int]:
