@@ -88,7 +88,7 @@ class Batch:
         self.prepare(parameters)
         self.run(given, self.data[0])
 
-    def first_runs(self, given: dict[int, Any]) -> None:
+    def warm_up(self, given: dict[int, Any]) -> None:
         """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
         self.run(given, self.data[0])
         if self.schedule.repeatable:

@@ -22,16 +22,16 @@ from ._layers import FullyConnected
 from ._network import Network, of_graph, read_values
 
 
-class Form(Enum):
+class SplitUse(Enum):
     """How a node can compute split activations."""
 
     BETWEEN = "from split ones, between others that do"
-    PAYS = "from split ones, and gains enough to convert them"
-    FIRST = "from float32 values, which it converts itself"
+    PROFITABLE = "from split ones, and gains enough to convert them"
+    FROM_FLOAT32 = "from float32 values, which it converts itself"
 
 
 #: Returns how a node can compute split activations, given the shapes of its inputs and of its output, or None.
-Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[Form]]
+Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[SplitUse]]
 #: Bytes of the scale of an image.
 SCALE_BYTES = 8
 #: The inputs that may be split; a node whose other inputs are no parameters computes in float32.
@@ -118,9 +118,9 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
             continue
         sources = {each: _before_views(network, shapes, node, each) for each in inputs}
         form = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])
-        if form is Form.FIRST and found.keys().isdisjoint(sources.values()):
+        if form is SplitUse.FROM_FLOAT32 and found.keys().isdisjoint(sources.values()):
             found[value] = {}
-        elif form is Form.PAYS or (form is not None and not found.keys().isdisjoint(sources.values())):
+        elif form is SplitUse.PROFITABLE or (form is not None and not found.keys().isdisjoint(sources.values())):
             found[value] = sources
     # A node alone among others in float32 gains nothing.
     alone: Collection[int] = found

@@ -22,7 +22,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, SplitFullyConnected, blas, is_profitable
-from ._formats import Form
+from ._formats import SplitUse
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._network import described
 from ._pooling import Pooling
@@ -50,7 +50,7 @@ class Chooser:
             cudnn.library()
         self.arrays = GpuArrays(device)
 
-    def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
+    def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
         """Return how a node may compute split activations: see ``_formats.Accepts``."""
         return None if self.impl == CUDNN else _split_layers.accepts(self.chip, node, inputs, output)
 
@@ -93,7 +93,7 @@ class Chooser:
         assert isinstance(kernel, CudaKernel), "an implementation for the CPU is refused when the graph is read"
         return kernel
 
-    def is_free(self, node: Node, kernel: CudaKernel) -> bool:
+    def may_use_cublas(self, node: Node, kernel: CudaKernel) -> bool:
         """Return whether a float32 kernel was chosen, not named, so that cuBLAS may take its place."""
         return node.operator.impl == self.impl == dispatch.AUTO and kernel.arithmetic == "fp32"
 
@@ -133,7 +133,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
     """Return a kernel on tensor cores or the named one, else cuBLAS for 1 x 1 filters, else another kernel."""
     operator, problem = node.operator, node.operator.problem(x)
     kernel = chooser.kernel(node, problem)
-    if chooser.is_free(node, kernel):
+    if chooser.may_use_cublas(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs and x[1] >= _CUBLAS_CHANNELS:
             bind = _pointwise(chooser.device, x, output)
             return ConvolutionComputation(node, output, bind, "cublas")

@@ -24,7 +24,7 @@ from ._shaping import Slice
 
 _WHERE = "network"
 #: How many parsed graphs stay in memory: MXNet infers shapes many times.
-_KEPT = 32
+_CACHED = 32
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def read_values(node: Node) -> list[int]:
     return [entry.node for entry, name in zip(node.inputs, names) if name not in node.operator.ignored]
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def parse(text: str) -> Network:
     """Return the network in a graph's JSON; raises GraphError, which says what is unsupported in which node."""
     graph = Graph.parse(text, _WHERE).ordered()
@@ -164,7 +164,7 @@ def _text(graph: Graph) -> str:
     return replace(graph, nodes=nodes, attrs={"mxnet_version": ["int", 10901]}).dump(indent=None)
 
 
-@lru_cache(maxsize=4 * _KEPT)
+@lru_cache(maxsize=4 * _CACHED)
 def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
     """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers."""
 
@@ -190,7 +190,7 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
     return elsewhere(infer)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def _values_of(text: str) -> tuple[Any, list[int]]:
     """Return MXNet's symbol of all nodes' outputs, and the position of each node's first one."""
     import mxnet as mx

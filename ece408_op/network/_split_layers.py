@@ -21,7 +21,7 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
-from ._formats import SCALE_BYTES, Conversion, Form, SplitArray, image_shape, split_bytes
+from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected
 from ._passes import ACTIVATIONS
 from ._pooling import Pooling
@@ -32,15 +32,15 @@ _KERNEL: CudaKernel = wide.FP16X3[1]
 #: The fewest filters and channels of a group, and products of a sum, that pay for splitting the input.
 _FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64
 #: Activations that map 0 to 0 and no value to a larger one, so that limits hold and padded channels stay zero.
-_FOLLOWING = (None, "relu", "relu6", "tanh", "softsign")
+_EPILOGUES = (None, "relu", "relu6", "tanh", "softsign")
 
 
-def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
+def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
     """Return how a node can compute split activations: see ``_formats.Accepts``."""
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
-    if (operator.activation or node.epilogue) not in _FOLLOWING or len(output) not in (2, 4) or len(x) not in (2, 4):
+    if (operator.activation or node.epilogue) not in _EPILOGUES or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
     if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
@@ -49,22 +49,22 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
         if problem is None or getattr(operator, "impl", dispatch.AUTO) != dispatch.AUTO:
             return None
         if is_depthwise(operator, x):
-            return Form.BETWEEN
+            return SplitUse.BETWEEN
         if split_form.reasons(problem):
             return None
         if isinstance(operator, FullyConnected) or problem.filters // problem.groups < _FEWEST_FILTERS:
-            return Form.BETWEEN
+            return SplitUse.BETWEEN
         small = split_passes.unfolded(problem)
         if small and not operator.residual:
-            return None if split_form.reasons(small) or split_passes.reasons(small.x_shape) else Form.FIRST
+            return None if split_form.reasons(small) or split_passes.reasons(small.x_shape) else SplitUse.FROM_FLOAT32
         enough = x[1] // problem.groups >= _FEWEST_CHANNELS and problem.products >= _FEWEST_PRODUCTS
-        return Form.PAYS if enough else Form.BETWEEN
+        return SplitUse.PROFITABLE if enough else SplitUse.BETWEEN
     if isinstance(operator, BatchNorm):
-        return Form.BETWEEN if operator.axis == 1 else None
+        return SplitUse.BETWEEN if operator.axis == 1 else None
     if isinstance(operator, Concat):
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
-        return Form.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
-    return Form.BETWEEN if isinstance(operator, Pooling) or operator.activation else None
+        return SplitUse.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
+    return SplitUse.BETWEEN if isinstance(operator, Pooling) or operator.activation else None
 
 
 def _expression(activation: str | None) -> str | None:
@@ -96,10 +96,12 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
     """Return what computes a node that ``accepts`` took, or a conversion. first: it reads float32 values."""
     operator, x, following = node.operator, image_shape(inputs[0]), _expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
-        kind = _First if first else _Depthwise if is_depthwise(operator, x) else _Convolution
+        if first:
+            return _UnfoldedConvolution(chip, node, x, output)
+        kind = _DepthwiseConvolution if is_depthwise(operator, x) else _SplitConvolution
         return kind(chip, node, x, output)
     if isinstance(operator, Conversion):
-        return _Split(x, chip) if operator.op == "split" else ProgramComputation(split_passes.join(x))
+        return _ToSplit(x, chip) if operator.op == "split" else ProgramComputation(split_passes.join(x))
     if isinstance(operator, Concat):
         return ProgramComputation(split_passes.concat(list(inputs), following))
     if isinstance(operator, Pooling):
@@ -107,10 +109,10 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
         windows = fitted.kernel, fitted.stride, fitted.pad
         counted = fitted.count_include_pad
         return ProgramComputation(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
-    return _Affine(node, x)
+    return _SplitAffine(node, x)
 
 
-class _Split(Computation):
+class _ToSplit(Computation):
     """float32 to split activations."""
 
     def __init__(self, x: Shape, chip: Chip) -> None:
@@ -122,7 +124,7 @@ class _Split(Computation):
         return cuda.prepared_launch(self._program, self._batch, arrays, scratch)
 
 
-class _Affine(Computation):
+class _SplitAffine(Computation):
     """A BatchNorm, or an activation alone."""
 
     def __init__(self, node: Node, x: Shape) -> None:
@@ -144,7 +146,7 @@ class _Affine(Computation):
         return cuda.prepared_launch(self._program, self._x[0], {**arrays_of(inputs[:1], out), **self._parameters})
 
 
-class _Convolution(Timed):
+class _SplitConvolution(Timed):
     """A Convolution or FullyConnected with what follows it."""
 
     name = _KERNEL.name
@@ -190,7 +192,7 @@ class _Convolution(Timed):
         return self.timed(cuda.prepared_launch(self._program, self._problem.batch, arrays))
 
 
-class _First(_Convolution):
+class _UnfoldedConvolution(_SplitConvolution):
     """A convolution of float32 images of few channels: the columns of each window become channels."""
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
@@ -213,7 +215,7 @@ class _First(_Convolution):
         return in_order(lambda: cuda.fill_with_zeros(scales, None), unfold, convolve)
 
 
-class _Depthwise(_Convolution):
+class _DepthwiseConvolution(_SplitConvolution):
     """A convolution whose groups have one channel and one filter."""
 
     name = "split_depthwise"

@@ -195,7 +195,7 @@ class Engine:
             given = self._given(batch.data[0])
             compile_ahead(lambda: batch.launch(self._parameters, given), self.gpu.device.id)
             batch.prepare(self._parameters)
-            batch.first_runs(given)
+            batch.warm_up(given)
         cuda.wait("network", self.gpu.stream)
         return batch
 
