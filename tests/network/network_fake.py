@@ -25,7 +25,6 @@ from ece408_op.network._elementwise import Activation, Function
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._pooling import Pooling
-from ece408_op.network._schedule import Timed
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl
@@ -225,40 +224,29 @@ def _plain(array):
     return array.values[: math.prod(array.shape)].reshape(array.shape)
 
 
-class Computation(Timed):
-    """A node by its operator's own method and its epilogue, after the package's calls for it, which are timed."""
+def computed_by_numpy(node, chosen):
+    """Have a computation make its launches, which are checked, and then compute the node by NumPy."""
+    bind, scratch_bytes, name = chosen.bind, chosen.scratch, getattr(chosen, "name", type(chosen).__name__)
 
-    def __init__(self, node, chosen):
-        self.node, self.chosen, self.name = node, chosen, getattr(chosen, "name", "")
-        self.intervals = getattr(chosen, "intervals", [])
-        self.scratch, self.prepare, self.repeatable = chosen.scratch + 4, chosen.prepare, False
-
-    @property
-    def measure(self):
-        return self.chosen.measure
-
-    @measure.setter
-    def measure(self, measure):
-        self.chosen.measure = measure
-
-    def bind(self, inputs, out, scratch):
-        inputs, split_inputs, out, split_out = [_plain(each) for each in inputs], inputs, _plain(out), out
-        name = getattr(self.chosen, "name", type(self.chosen).__name__)
+    def bind_both(inputs, out, scratch):
         # cuDNN, if it is installed, computes on a GPU alone.
-        bound = name != "cudnn" and self.chosen.bind(split_inputs, split_out, scratch if self.chosen.scratch else None)
-        cublas_alone = name in ("cublas", "BlasFullyConnected") and len(inputs) == 2 and not self.node.epilogue
+        launches = name != "cudnn" and bind(inputs, out, scratch if scratch_bytes else None)
+        inputs, out = [_plain(each) for each in inputs], _plain(out)
+        cublas_alone = name in ("cublas", "BlasFullyConnected") and len(inputs) == 2 and not node.epilogue
         complete = cublas_alone or name == "ArrayComputation"
 
         def call():
             scratch.fill(np.nan)
             with np.errstate(all="ignore"):
-                if bound:
-                    bound()
-                if complete:
-                    return
-                numpy_operators.compute(self.node.operator, inputs, out, self.node.epilogue)
+                if launches:
+                    launches()
+                if not complete:
+                    numpy_operators.compute(node.operator, inputs, out, node.epilogue)
 
         return call
+
+    chosen.bind, chosen.scratch, chosen.repeatable = bind_both, scratch_bytes + 4, False
+    return chosen
 
 
 class Chooser(engine.Chooser):
@@ -274,7 +262,7 @@ class Chooser(engine.Chooser):
     def choose(self, node, inputs, output, *values):
         chosen = super().choose(node, inputs, output, *values)
         Chooser.chosen[node.name] = chosen
-        return Computation(node, chosen)
+        return computed_by_numpy(node, chosen)
 
 
 #: Operators whose steps of training are launches of our kernels.
