@@ -1,0 +1,202 @@
+"""What the tests of operators share: comparisons of outputs and gradients with MXNet's, and random attributes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from network_case import WAYS, computing, mx, mxnets, ndarrays, ours, values
+
+import ece408_op
+from ece408_op.core.kernel import EPS32
+
+S = mx.sym
+data = S.Variable("data")
+#: cuDNN computes convolutions alone.
+WITHOUT_CUDNN = WAYS[:2]
+#: The operators that tests cover.
+tested = set()
+#: Errors of a function of one element, in units in the last place: CUDA's functions err by at most 4, for tanhf (CUDA
+#: C++ Programming Guide, mathematical functions); oneDNN's approximate tanh and logistic err by more, mostly near zero,
+#: where they are exact to some units in the last place of one.
+FUNCTION = 32
+
+
+def check(symbol, shapes, way, terms=1, training_terms=None, low=None, **words):
+    """Compare the outputs of inference, and a step of training but with cuDNN; see the functions below."""
+    check_outputs(symbol, shapes, way, terms, low)
+    if way != "cudnn":
+        check_gradients(symbol, shapes, way, training_terms or terms, low, **words)
+
+
+def random_values(symbol, shapes, low=None, **args):
+    """Return data and parameters, at least ``low`` where it is given, others as given, and states."""
+    random, aux = values(symbol, shapes, 0)
+    args = {**random, **args}
+    return args if low is None else {n: np.abs(a) + np.float32(low) for n, a in args.items()}, aux
+
+
+def check_outputs(symbol, shapes, way, terms=1, low=None):
+    """Compare; ``terms``: terms of each sum, for the error of a float32 sum in any order. ``shapes``: of the data."""
+    args, aux = random_values(symbol, shapes, low)
+    got, expected = ours(symbol, args, aux, tuple(shapes), way), mxnets(symbol, args, aux)
+    assert len(got) == len(expected)
+    for ours_, theirs in zip(got, expected):
+        assert ours_.shape == theirs.shape
+        largest = np.abs(theirs).max(initial=1)
+        bound = 2 * (terms + FUNCTION) * EPS32 * largest * (1 if terms == 1 else np.sqrt(terms))
+        assert np.abs(ours_ - theirs).max(initial=0) <= bound
+
+
+def executor(symbol, args, aux, request="write"):
+    gradients = {name: mx.nd.zeros(array.shape) for name, array in args.items() if "label" not in name}
+    requests = {name: request if name in gradients else "null" for name in symbol.list_arguments()}
+    states = {name: mx.nd.array(array) for name, array in aux.items()}
+    return symbol.bind(mx.cpu(), ndarrays(args), gradients, requests, states)
+
+
+def step(symbol, args, aux, heads):
+    """Return the outputs, the gradients and the states after one step of training."""
+    bound = executor(symbol, args, aux)
+    outputs = [output.asnumpy() for output in bound.forward(is_train=True)]
+    bound.backward(None if heads is None else [mx.nd.array(head) for head in heads])
+    gradients = {name: array.asnumpy() for name, array in bound.grad_dict.items() if array is not None}
+    return outputs, gradients, {name: array.asnumpy() for name, array in bound.aux_dict.items()}
+
+
+def trained(symbol, args, aux, data_names):
+    params = ndarrays({name: array for name, array in args.items() if name not in data_names})
+    return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True)
+
+
+#: The step of the differences: their error is about 1e-10.
+STEP = 1e-6
+
+
+def check_differences(symbol, args, aux, heads, gradients, terms):
+    """Compare gradients with differences of MXNet's outputs in float64, along a random direction."""
+    stream = np.random.RandomState(7)
+    direction = {name: stream.uniform(-1, 1, array.shape) for name, array in args.items()}
+
+    def value(distance):
+        given = {name: mx.nd.array(array + distance * direction[name], dtype="d") for name, array in args.items()}
+        states = {name: mx.nd.array(array, dtype="d") for name, array in aux.items()}
+        outputs = symbol.bind(mx.cpu(), given, aux_states=states, grad_req="null").forward(is_train=True)
+        return sum((head * output.asnumpy()).sum() for head, output in zip(heads, outputs))
+
+    products = [(gradients[name].astype("d") * direction[name]).ravel() for name in args]
+    expected = (value(STEP) - value(-STEP)) / (2 * STEP)
+    bound = 4 * (terms + FUNCTION) * EPS32 * max(1, sum(np.abs(one).sum() for one in products))
+    assert abs(sum(one.sum() for one in products) - expected) <= bound, (symbol.tojson(), expected, products)
+
+
+def check_gradients(symbol, shapes, way, terms=1, low=None, is_loss=False, args=None, smooth=True):
+    """Compare a step of training with MXNet's, and with differences where outputs are smooth and no loss.
+
+    args: values of some arguments.
+    """
+    args, aux = random_values(symbol, shapes, low, **(args or {}))
+    stream = np.random.RandomState(1)
+    heads = None if is_loss else [stream.uniform(-1, 1, s).astype("f") for s in symbol.infer_shape(**shapes)[1]]
+    expected = step(symbol, args, aux, heads)
+    with computing(way):
+        node, _, states = trained(symbol, args, aux, tuple(shapes))
+        got = step(node, args, {name: aux[name] for name in states}, heads)
+    pairs = list(zip(expected[0], got[0]))
+    for theirs, own in zip(expected[1:], got[1:]):
+        pairs += [(theirs[name], own[name]) for name in own]
+    assert set(got[1]) == set(expected[1])
+    if smooth and not is_loss:
+        check_differences(symbol, args, aux, heads, got[1], terms)
+    for theirs, own in pairs:
+        assert own.shape == theirs.shape
+        bound = 4 * (terms + FUNCTION) * EPS32 * np.abs(theirs).max(initial=1)
+        assert np.abs(own - theirs).max(initial=0) <= bound, (symbol.tojson(), own, theirs)
+
+
+def examples(count):
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
+    )
+
+
+def covers(*names):
+    tested.update(names)
+    return lambda test: test
+
+
+side = st.integers(1, 11)
+pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+padding = st.tuples(st.integers(0, 2), st.integers(0, 2))
+shape = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+flag = st.booleans()
+
+
+@st.composite
+def poolings(draw):
+    """Return the shape of the data, and a Pooling's attributes but for its kind."""
+    sizes = draw(st.tuples(st.integers(1, 3), st.integers(1, 4), side, side))
+    kernel, stride, pad = draw(st.tuples(pair, pair, padding))
+    assume(all(p < k <= n + 2 * p for p, k, n in zip(pad, kernel, sizes[2:])))
+    full = draw(flag)
+    if full:
+        # A window that has only padding is refused.
+        last_windows = (-((k - n - 2 * p) // s) * s - p for n, p, k, s in zip(sizes[2:], pad, kernel, stride))
+        assume(all(start < n for start, n in zip(last_windows, sizes[2:])))
+    words = {"kernel": kernel, "stride": stride, "pad": pad, "pooling_convention": "full" if full else "valid"}
+    return sizes, {**words, **draw(st.fixed_dictionaries({"count_include_pad": flag, "global_pool": flag}))}
+
+
+CONVOLUTIONS = {
+    "batch": st.integers(1, 3),
+    "groups": st.integers(1, 3),
+    "channels": st.integers(1, 4),
+    "filters": st.integers(1, 4),
+    "image": st.tuples(side, side),
+    "bias": flag,
+    "sizes": st.fixed_dictionaries({"kernel": pair, "stride": pair, "pad": padding, "dilate": pair}),
+}
+
+
+def moved(sizes, random):
+    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling."""
+    axis = random.randrange(len(sizes))
+    below, between = axis - len(sizes), random.randint(-len(sizes) - 1, len(sizes))
+    begin = random.randrange(sizes[axis])
+    end = random.choice([None, random.randint(begin + 1, sizes[axis]), begin - sizes[axis] + 1 or None])
+    longer = S.expand_dims(data * 2, axis=between)
+    thrice = S.split(S.concat(data, data * 2, S.square(data), dim=axis), num_outputs=3, axis=below)
+    found = [longer, S.squeeze(longer, axis=between), S.swapaxes(data, axis, random.randrange(len(sizes)))]
+    found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
+    found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
+    found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")] if len(sizes) == 4 else []
+    return found
+
+
+def resampled(size, kind):
+    """Return a symbol of AdaptiveAvgPooling2D, or of BilinearResize2D with aligned corners or without."""
+    if kind == "mean":
+        return S.contrib.AdaptiveAvgPooling2D(data, output_size=size[:1] if size[0] == size[1] else size)
+    return S.contrib.BilinearResize2D(data, height=size[0], width=size[1], align_corners=kind == "corners")
+
+
+def deconvolution(image, filters, groups, bias, adj, target, sizes):
+    """Return a Deconvolution of images of some rows and columns, None if it has no output.
+
+    adj: at most, since MXNet takes less than the stride. target: give ``target_shape``. MXNet with oneDNN computes that
+    only with the ``pad`` that follows from it, so ``adj`` is at most 1 then, and 0 without a ``pad``.
+    """
+    most = [min(s - 1, p, 1) if target else s - 1 for s, p in zip(sizes["stride"], sizes["pad"])]
+    adj = [min(each, limit) for each, limit in zip(adj, most)]
+    axes = zip(image, sizes["kernel"], sizes["stride"], sizes["pad"], sizes["dilate"], adj)
+    output = [(n - 1) * stride + dilate * (k - 1) + 1 - 2 * pad + added for n, k, stride, pad, dilate, added in axes]
+    if min(output) < 1:
+        return None
+    words = {
+        "adj": adj,
+        **sizes,
+        "num_group": groups,
+        "no_bias": not bias,
+        **({"target_shape": output} if target else {}),
+    }
+    return S.Deconvolution(data, num_filter=filters * groups, **words)
