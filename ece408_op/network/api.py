@@ -90,9 +90,9 @@ def gpu_network(
     network = parse(text)
     if for_training:
         check_gradients(network, several=len(numbers) > 1)
-    for missing, name in (
-        (_missing_parameters(network), "arg_params"),
-        (network.states & {*network.data}, "aux_params"),
+    for name, missing in (
+        ("arg_params", _missing_parameters(network)),
+        ("aux_params", network.states & {*network.data}),
     ):
         if missing:
             expected = ", ".join(network.names(tuple(sorted(missing))))
@@ -129,12 +129,11 @@ def gpu_network(
 
 def _gpu_numbers(device_id: int, device_ids: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of the GPUs; raises ProblemError for wrong ones."""
+    name, got = ("device_id", device_id) if device_ids is None else ("device_ids", device_ids)
     numbers = (device_id,) if device_ids is None else tuple(device_ids) if isinstance(device_ids, Sequence) else ()
-    valid = all(type(number) is int and number >= 0 for number in numbers) and numbers
+    valid = numbers and all(type(number) is int and number >= 0 for number in numbers)
     if not valid or len({*numbers}) != len(numbers):
-        if device_ids is None:
-            raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
-        raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
+        raise ProblemError(f"{name}: expected different GPUs' numbers from 0 on, got {got!r}")
     return numbers
 
 

@@ -37,22 +37,21 @@ def original(spelling="attr"):
     """Return the symbol file as a dictionary: "param" as before 0.9, "attr" as of 0.11, "attrs" as of 1.3."""
     oldest = spelling == "param"
     index = {name: number for number, (name, *_) in enumerate(LAYERS)}
-    entry = (lambda name: [index[name], 0]) if oldest else (lambda name: [index[name], 0, 0])
+    entry = lambda name: [index[name], 0] if oldest else [index[name], 0, 0]  # noqa: E731
     nodes = []
     for name, op, attributes, inputs in LAYERS:
         node = {"op": op, "name": name, "inputs": [entry(source) for source in inputs]}
         if oldest:
             node.update(param=attributes if op != "null" else {}, backward_source_id=-1)
-            if name == "new0_weight":
-                node["attr"] = {"lr_mult": "2"}
         elif attributes:
             node[spelling] = attributes
         nodes.append(node)
-    graph = {"nodes": nodes, "arg_nodes": [index[name] for name, op, *_ in LAYERS if op == "null"]}
-    if not oldest:
+    variables = [index[name] for name, op, *_ in LAYERS if op == "null"]
+    graph = {"nodes": nodes, "arg_nodes": variables, "heads": [entry("softmax")]}
+    if oldest:
+        nodes[index["new0_weight"]]["attr"] = {"lr_mult": "2"}
+    else:
         graph["node_row_ptr"] = list(range(len(nodes) + 1))
-    graph["heads"] = [entry("softmax")]
-    if not oldest:
         graph["attrs"] = {"mxnet_version": ["int", 1100 if spelling == "attr" else 10301]}
     return json.loads(json.dumps(graph))
 
