@@ -68,7 +68,7 @@ _LAST_GAPS = "".join(
 _LACKING = re.compile(
     r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__|tex[123]D|cu(?:blas|dnn|fft|rand|solver|sparse)[A-Z])"
     r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*)’ (?:was|is|has|does) not"
-    r"|^‘(\w+)’ .*‘[\w:]*\bwmma’"
+    r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"

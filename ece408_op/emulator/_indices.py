@@ -15,7 +15,7 @@ from ._build import Program
 from ._report import Finding
 from ._run import Outcome
 
-_OTHER_SPACES = r"\b__(?:shared|constant|device)__\b[^;{{}}]*\b{}\s*\["
+_OTHER_SPACES = r"\b__(?:shared|constant|device|managed)__\b[^;{{}}]*\b{}\s*\["
 #: A line that may declare an array in a function.
 _DECLARED = re.compile(
     r"^(?!.*\b(?:__\w+__|extern)\b).*?\b(?!(?:return|else)\b)[A-Za-z_]\w*[ \t>]+\w+[ \t]*\[[^\]\n]", re.M

@@ -37,7 +37,7 @@ _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\([^()]*\))*)\)')
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
-    rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups(/reduce)?)\.h$|.*/include/\w+\.h(pp)?$)"
+    rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups/reduce)\.h$|.*/include/\w+\.h(pp)?$)"
 )
 
 

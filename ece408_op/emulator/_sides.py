@@ -19,7 +19,7 @@ _CUDA = Path(__file__).parent / "cuda"
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
 #: Braces behind these words hold declarations of the file's own level.
 _TRANSPARENT = re.compile(r'\bnamespace\b[\w\s:]*\Z|\bextern\s+(?:"C"|   )\s*\Z')
-_SPACES = re.compile(r"__(?:global|device|constant|shared)__")
+_SPACES = re.compile(r"__(?:global|device|constant|shared|managed)__")
 #: Declarations that are no functions and variables, or of types that the emulator lacks.
 _NEITHER = re.compile(
     r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|extern|texture|surface)\b"

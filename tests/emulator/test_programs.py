@@ -76,7 +76,7 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
         ("__activemask", "__activemask();"),
         ("cudaDeviceGetStreamPriority", "cudaDeviceGetStreamPriority(0);"),
         ("cuda/pipeline", "#include <cuda/pipeline>"),
-        ("cooperative_groups", "cooperative_groups::grid_group all;"),
+        ("grid_group", "cooperative_groups::grid_group all;"),
         ("nvcuda::wmma::precision", "nvcuda::wmma::precision::tf32 one;"),
         ("wmma of other sizes", "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 8, float> f;"),
         ("wmma of other types", "nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, int> f;"),
@@ -98,11 +98,23 @@ def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
         assert not isinstance(caught.value, emulator.UnsupportedCodeError)
 
 
+GROUPS = """
+    auto block = cooperative_groups::this_thread_block(); auto tile = cooperative_groups::tiled_partition<8>(block);
+    block.sync();
+    int lanes = 0;
+    for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
+    const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
+"""
 #: Changes of a submission that is right and stays so.
 CHANGES = {
     "spaces in a launch's brackets": {"<<<": " << < ", ">>>": " >> > ", "float sum": "int a = 1 << 2;\nfloat sum"},
     "a header that MXNet included": {"cudaStream_t s": "std::map<int, int> m;\ncudaStream_t s"},
     "a loop that takes too long to unroll": {"for (int p": "#pragma unroll\nfor (int p"},
+    "cooperative groups of a block and of warps": {
+        "#include <mxnet/base.h>": "#include <cooperative_groups.h>",
+        "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
+        "= sum;": "= one * sum;",
+    },
 }
 
 

@@ -22,6 +22,10 @@
 #define __constant__ __attribute__((section("ece408_constant")))
 // A program's thread-local variables lie side by side, so the runtime knows a block's shared memory by its address.
 #define __shared__ static __thread __attribute__((aligned(128)))
+#define __managed__ __attribute__((section("ece408_managed")))
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("")
+#define CUDART_PI_F 3.141592654f
 
 #include "../native/machine.h"
 #include "vector_types.h"

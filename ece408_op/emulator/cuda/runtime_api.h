@@ -6,7 +6,10 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidSymbol = 13,
+    cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
     cudaErrorUnknown = 999
 };
 typedef cudaError_t cudaError;
@@ -14,13 +17,20 @@ enum cudaMemcpyKind {
     cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
 };
 enum cudaFuncCache { cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual };
-enum cudaSharedMemConfig { cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout };
+enum cudaSharedMemConfig {
+    cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 enum cudaMemoryAdvise { cudaMemAdviseSetReadMostly = 1, cudaMemAdviseSetPreferredLocation = 3 };
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum cudaLimit { cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize };
-enum { cudaCpuDeviceId = -1, cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
-enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1 };
+enum { cudaCpuDeviceId = -1 };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
+enum { cudaMemAttachGlobal = 1, cudaMemAttachHost = 2 };
 struct ece408_stream { int unused; };
 struct ece408_event { double milliseconds; };
 typedef ece408_stream *cudaStream_t;
@@ -30,7 +40,9 @@ struct cudaDeviceProp {
     size_t totalGlobalMem, sharedMemPerBlock, totalConstMem;
     int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, regsPerBlock, maxThreadsPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3], clockRate, concurrentKernels, computeMode, memoryClockRate, memoryBusWidth;
-    int l2CacheSize, deviceOverlap, maxTexture1DLinear, singleToDoublePrecisionPerfRatio;
+    int l2CacheSize, asyncEngineCount, deviceOverlap, canMapHostMemory, unifiedAddressing, managedMemory, ECCEnabled;
+    int integrated, kernelExecTimeoutEnabled, maxTexture1DLinear, singleToDoublePrecisionPerfRatio, pciBusID, pciDeviceID;
+    size_t sharedMemPerMultiprocessor, sharedMemPerBlockOptin, memPitch, textureAlignment;
 };
 struct cudaPointerAttributes {
     cudaMemoryType type, memoryType;
@@ -83,12 +95,15 @@ cudaError_t cudaPeekAtLastError();
 cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use);
 cudaError_t cudaFree(void *address);
 cudaError_t cudaMemset(void *to, int value, size_t bytes);
-inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr) {
-    return cudaMemset(to, value, bytes);
-}
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind);
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
     return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
 cudaError_t cudaDeviceReset();
 inline cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
@@ -98,7 +113,25 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device);
 template <typename T>
 inline cudaError_t cudaMalloc(T **to, size_t bytes) { return ece408_malloc((void **)to, bytes, false); }
 template <typename T>
+inline cudaError_t cudaMallocPitch(T **to, size_t *pitch, size_t width, size_t height) {
+    *pitch = (width + 511) / 512 * 512;
+    return ece408_malloc((void **)to, *pitch * height, false);
+}
+template <typename T>
+inline cudaError_t cudaMallocAsync(T **to, size_t bytes, cudaStream_t) { return ece408_malloc((void **)to, bytes, false); }
+template <typename T>
 inline cudaError_t cudaMallocManaged(T **to, size_t bytes, unsigned = 1) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaMallocHost(T **to, size_t bytes, unsigned = 0) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaHostAlloc(T **to, size_t bytes, unsigned) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaHostGetDevicePointer(T **to, void *address, unsigned) { return *to = (T *)address, cudaSuccess; }
+inline cudaError_t cudaFreeHost(void *address) { return cudaFree(address); }
+inline cudaError_t cudaFreeAsync(void *address, cudaStream_t) { return cudaFree(address); }
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr) {
+    return cudaMemset(to, value, bytes);
+}
 template <typename T>
 ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyToSymbol(const T &symbol, const void *from, size_t bytes, size_t offset = 0,
                                cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
@@ -125,11 +158,13 @@ inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) {
 #define ECE408_NOTHING(name) \
     template <typename... T> \
     inline cudaError_t name(T...) { return cudaSuccess; }
-ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaSetDevice)
-ECE408_NOTHING(cudaDeviceSetCacheConfig) ECE408_NOTHING(cudaDeviceSetSharedMemConfig) ECE408_NOTHING(cudaDeviceSetLimit)
-ECE408_NOTHING(cudaThreadSetCacheConfig) ECE408_NOTHING(cudaFuncSetCacheConfig) ECE408_NOTHING(cudaFuncSetSharedMemConfig)
-ECE408_NOTHING(cudaStreamSynchronize) ECE408_NOTHING(cudaStreamWaitEvent) ECE408_NOTHING(cudaEventSynchronize)
-ECE408_NOTHING(cudaMemAdvise) ECE408_NOTHING(cudaMemPrefetchAsync)
+ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
+ECE408_NOTHING(cudaDeviceSetSharedMemConfig) ECE408_NOTHING(cudaDeviceSetLimit)
+ECE408_NOTHING(cudaThreadSetCacheConfig) ECE408_NOTHING(cudaFuncSetCacheConfig)
+ECE408_NOTHING(cudaFuncSetSharedMemConfig) ECE408_NOTHING(cudaStreamSynchronize) ECE408_NOTHING(cudaStreamQuery)
+ECE408_NOTHING(cudaStreamWaitEvent) ECE408_NOTHING(cudaEventSynchronize) ECE408_NOTHING(cudaEventQuery)
+ECE408_NOTHING(cudaHostRegister) ECE408_NOTHING(cudaHostUnregister) ECE408_NOTHING(cudaMemAdvise)
+ECE408_NOTHING(cudaMemPrefetchAsync) ECE408_NOTHING(cudaProfilerStart) ECE408_NOTHING(cudaProfilerStop)
 #undef ECE408_NOTHING
 
 void ece408_allow_shared(size_t bytes);
@@ -138,9 +173,36 @@ inline cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute attribute, i
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) ece408_allow_shared(value);
     return cudaSuccess;
 }
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxThreadsPerMultiProcessor = 39, cudaDevAttrComputeCapabilityMajor = 75
+};
+inline cudaError_t cudaDeviceGetAttribute(int *to, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp all;
+    if (cudaGetDeviceProperties(&all, device) != cudaSuccess) return cudaErrorInvalidDevice;
+    *to = attribute == cudaDevAttrMaxThreadsPerBlock ? all.maxThreadsPerBlock
+          : attribute == cudaDevAttrMaxSharedMemoryPerBlock ? int(all.sharedMemPerBlock)
+          : attribute == cudaDevAttrWarpSize ? all.warpSize
+          : attribute == cudaDevAttrMultiProcessorCount ? all.multiProcessorCount
+          : attribute == cudaDevAttrMaxThreadsPerMultiProcessor ? all.maxThreadsPerMultiProcessor : all.major;
+    return cudaSuccess;
+}
+// Occupancy where neither registers nor shared memory limit it.
+template <typename Kernel>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *to, Kernel, int threads, size_t) {
+    return *to = std::min(32, 2048 / threads), cudaSuccess;
+}
+template <typename Kernel>
+inline cudaError_t cudaOccupancyMaxPotentialBlockSize(int *blocks, int *threads, Kernel, size_t = 0, int = 0) {
+    return *blocks = 2 * 108, *threads = 1024, cudaSuccess;
+}
 inline cudaError_t cudaGetDevice(int *to) { return *to = 0, cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int *to) { return *to = 1, cudaSuccess; }
+inline cudaError_t cudaMemGetInfo(size_t *free, size_t *all) { return *free = *all = size_t(4) << 30, cudaSuccess; }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
 inline cudaError_t cudaStreamCreate(cudaStream_t *to) { return *to = new ece408_stream, cudaSuccess; }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned) { return cudaStreamCreate(to); }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned, int) { return cudaStreamCreate(to); }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
 inline cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned = 0) { return *to = new ece408_event{0}, cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned) { return cudaEventCreate(to); }

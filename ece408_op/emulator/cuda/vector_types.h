@@ -32,12 +32,14 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     name &operator=(const name &o) { return emulator::copy(this, &o), *this; }
 
 #define ECE408_VECTORS(name, T)                                                                              \
+    struct name##1 { T x; };                                                                                 \
     struct alignas(2 * sizeof(T)) name##2 {                                                                  \
         T x, y;                                                                                              \
         ECE408_COPIES(name##2)                                                                               \
         name##2(T a, T b) : x(a), y(b) {}                                                                    \
     };                                                                                                       \
     struct name##3 { T x, y, z; };                                                                           \
+    inline name##1 make_##name##1(T a) { return {a}; }                                                       \
     inline name##2 make_##name##2(T a, T b) { return {a, b}; }                                               \
     inline name##3 make_##name##3(T a, T b, T c) { return {a, b, c}; }
 #define ECE408_VECTORS4(name, T)                                                                             \
@@ -48,11 +50,23 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
         name##4(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}                                              \
     };                                                                                                       \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
+#define ECE408_LONG4(name, T)                                                                                \
+    ECE408_VECTORS(name, T)                                                                                  \
+    struct alignas(16) name##4 { T x, y, z, w; };                                                            \
+    inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 
-ECE408_VECTORS4(char, signed char) ECE408_VECTORS4(uchar, unsigned char)
-ECE408_VECTORS4(short, short) ECE408_VECTORS4(ushort, unsigned short)
-ECE408_VECTORS4(int, int) ECE408_VECTORS4(uint, unsigned)
-ECE408_VECTORS4(float, float) ECE408_VECTORS(double, double)
+ECE408_VECTORS4(char, signed char)
+ECE408_VECTORS4(uchar, unsigned char)
+ECE408_VECTORS4(short, short)
+ECE408_VECTORS4(ushort, unsigned short)
+ECE408_VECTORS4(int, int)
+ECE408_VECTORS4(uint, unsigned)
+ECE408_VECTORS4(float, float)
+ECE408_LONG4(long, long)
+ECE408_LONG4(ulong, unsigned long)
+ECE408_LONG4(longlong, long long)
+ECE408_LONG4(ulonglong, unsigned long long)
+ECE408_LONG4(double, double)
 
 struct dim3 {
     unsigned x, y, z;

@@ -68,7 +68,9 @@ inline int __all(int condition) { return __all_sync(~0u, condition); }
 ECE408_REDUCE(add, a + b)
 ECE408_REDUCE(min, b < a ? b : a)
 ECE408_REDUCE(max, a < b ? b : a)
+ECE408_REDUCE(and, a & b)
 ECE408_REDUCE(or, a | b)
+ECE408_REDUCE(xor, a ^ b)
 
 // Votes of a block: three barriers around a variable of its own.
 namespace emulator {
@@ -85,6 +87,9 @@ ECE408_PLAIN int of_block(int first, int value, Join join) {
 }  // namespace emulator
 inline int __syncthreads_or(int condition) {
     return emulator::of_block(0, condition != 0, [](int a, int b) { return a | b; });
+}
+inline int __syncthreads_and(int condition) {
+    return emulator::of_block(1, condition != 0, [](int a, int b) { return a & b; });
 }
 inline int __syncthreads_count(int condition) {
     return emulator::of_block(0, condition != 0, [](int a, int b) { return a + b; });

@@ -114,12 +114,23 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes) {
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
 }
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) {
+    for (size_t row = 0; row < height; row++) {
+        const cudaError_t error = copy_memory(static_cast<char *>(to) + row * to_pitch,
+                                              static_cast<const char *>(from) + row * from_pitch, width, kind,
+                                              __builtin_return_address(0));
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device) {
     if (device) return failed(cudaErrorInvalidDevice, "there is one device, number 0", __builtin_return_address(0));
     *to = cudaDeviceProp{"emulated on the CPU", size_t(4) << 30, 48 * 1024, 64 * 1024, 8, 0, 108, 1024, 32, 65536, 2048,
                          {1024, 1024, 64}, {0x7fffffff, 65535, 65535}, 1410000, 1, 0, 1215000, 5120};
-    to->l2CacheSize = 40 << 20, to->deviceOverlap = 1, to->maxTexture1DLinear = 1 << 28;
-    to->singleToDoublePrecisionPerfRatio = 2;
+    to->l2CacheSize = 40 << 20, to->asyncEngineCount = 3, to->sharedMemPerMultiprocessor = 164 * 1024;
+    to->deviceOverlap = to->canMapHostMemory = to->unifiedAddressing = to->managedMemory = to->ECCEnabled = 1;
+    to->maxTexture1DLinear = 1 << 28, to->singleToDoublePrecisionPerfRatio = 2, to->sharedMemPerBlockOptin = 163 * 1024;
     return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *address) {

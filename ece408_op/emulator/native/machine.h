@@ -62,7 +62,7 @@ bool device_free(void *address);
 bool is_device(const void *address);
 bool is_inside(const void *address, size_t bytes);
 // A variable in GPU memory has this address for the host's code too, which on a GPU has a shadow of it at another one: the
-// host may use the address only where cudaGetSymbolAddress gave it.
+// host may use the address only where cudaGetSymbolAddress gave it, or for managed memory.
 void take_address(const void *symbol);
 bool is_gpu_address(const void *pointer);
 void check_argument(const void *pointer, const void *code);  // of a launch

@@ -17,6 +17,7 @@
 
 extern "C" char __executable_start[], _end[], __data_start[];
 extern "C" __attribute__((weak)) char __start_ece408_constant[], __stop_ece408_constant[];
+extern "C" __attribute__((weak)) char __start_ece408_managed[], __stop_ece408_managed[];
 
 namespace emulator {
 
@@ -178,7 +179,9 @@ void take_address(const void *symbol) {
 
 bool is_gpu_address(const void *pointer) {
     const uintptr_t address = uintptr_t(pointer);
-    if (is_device(pointer)) return true;
+    if (is_device(pointer) || address - uintptr_t(__start_ece408_managed) <
+                                  size_t(__stop_ece408_managed - __start_ece408_managed))
+        return true;
     const Variable *const found = variable_before(address);
     return found && address < found->end && found->address_taken;
 }
