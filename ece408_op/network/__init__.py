@@ -15,8 +15,8 @@ graphs for one batch size, and the times of convolutions. ``_several_gpus`` divi
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
 little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by passes of our
-own; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies
-and the computation of each pass and update, ``_graph_cache`` the passes as CUDA graphs, ``_data_parallel`` the threads
-of a pass on several GPUs, ``_gpu_update`` the update of parameters by the rules of ``_updates``, and
-``_parameter_cache`` the parameters that stay on a GPU.
+own; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies and the
+computation of each pass and update, ``_backward`` the backward pass, ``_graph_cache`` the passes as CUDA graphs,
+``_data_parallel`` the threads of a pass on several GPUs, ``_gpu_update`` the update of parameters by the rules of
+``_updates``, and ``_parameter_cache`` the parameters that stay on a GPU.
 """

@@ -170,7 +170,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
             there += [copy.array if copy and copy.update.gpu is gpu else None, gradient.gradient if gradient else None]
         first = cached[mine[0]]
         last = first.update if first and _are_same(there[::2], first.update.arrays) else None
-        packing = packing_of(tuple(array.shape for array in targets))
+        packing = packing_of(targets)
 
         def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], Updated]:
             rest = iter(arrays)

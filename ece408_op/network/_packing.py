@@ -24,7 +24,7 @@ SMALL_BYTES = 256 << 10
 class Packing:
     """Float32 arrays of these shapes as the large ones among them and, last, a flat one with all others."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+    def __init__(self, shapes: tuple[Shape, ...]) -> None:
         #: The shape of each array, and its first element's index in the flat one, -1 for a large one.
         self._offsets: list[tuple[Shape, int]] = []
         #: Views of the last flat arrays on the host, by address: to make hundreds takes as long as to fill them.
@@ -71,10 +71,12 @@ class Packing:
         return [flat[start : start + prod(shape)].reshape(shape) for shape, start in self._offsets if start >= 0]
 
 
-@lru_cache(maxsize=64)
-def packing_of(shapes: tuple[Shape, ...]) -> Packing:
-    """Return the packing of arrays of these shapes."""
-    return Packing(shapes)
+packing_of_shapes = lru_cache(maxsize=64)(Packing)
 
 
-__all__ = ("SMALL_BYTES", "Packing", "packing_of")
+def packing_of(arrays: Sequence[Any]) -> Packing:
+    """Return the packing of arrays like these."""
+    return packing_of_shapes(tuple(array.shape for array in arrays))
+
+
+__all__ = ("SMALL_BYTES", "packing_of", "packing_of_shapes")

@@ -57,7 +57,7 @@ def step(
     call while the GPU computes. then: queues something behind the computation, and returns the result in place of the
     one that it gets. first: compile what ``compute`` launches ahead. Raises RetryError where there is no room.
     """
-    packing, out_packing = (packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs))
+    packing, out_packing = map(packing_of, (inputs, outputs))
     large, targets = packing.large(inputs), out_packing.large(outputs)
     in_pinned = packing.large(pinned.get(INPUT, [False] * len(inputs)))
     out_pinned = out_packing.large(pinned.get(OUTPUT, [False] * len(outputs)))

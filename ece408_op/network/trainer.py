@@ -16,8 +16,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,54 +28,20 @@ from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
 from . import _several_gpus, _training
+from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup
-from ._definition import Shape
 from ._gpu_update import Deferred, defer, mark
-from ._graph_cache import CaptureError, GraphCache, GraphPass, Graphs
+from ._graph_cache import CaptureError, GraphCache, Graphs
 from ._layers import BatchNorm
-from ._network import Network, parse
-from ._packing import Packing, packing_of
+from ._network import parse
+from ._packing import packing_of
 from ._parameter_cache import cached_at
-from ._step import pinned_array, step, with_retry
+from ._step import step, with_retry
 from ._training_gpu import GpuOperators
 from .engine import Engine
 
 #: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
 _SEED_SHIFT = 56
-
-
-class _Gradients(NamedTuple):
-    """One rank's gradients on its GPU, by number, and packed ones.
-
-    images: those to variables whose images the ranks share. partial: those to parameters, for sums over several GPUs.
-    sums: of those that this rank owns.
-    """
-
-    gradients: Mapping[int, Any]
-    images: Sequence[Any]
-    partial: Sequence[Any]
-    sums: Sequence[Any]
-
-
-class QueuedBackward(NamedTuple):
-    """A backward pass that is queued behind its forward pass: its kind, the labels, and its gradients."""
-
-    kind: Hashable
-    labels: Sequence[np.ndarray]
-    gradients: _Gradients
-
-
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """A forward pass: the images of each GPU, the first ones of the trainer's, and its values.
-
-    graphs: those that own the values' memory, if any.
-    """
-
-    data_shapes: Sequence[Shape]
-    shares: Sequence[slice]
-    ranks: Sequence[_training.Forward]
-    graphs: Graphs | None
 
 
 class Trainer:
@@ -131,13 +97,13 @@ class Trainer:
                 found = _training.forward(network, self._operators[rank.number].of(rank), given, shapes, own_seed)
                 changed = [] if rank.number else [found.states.get(number, given[number]) for number in states]
                 values = [*(found.values[value] for value in network.outputs), *changed]
-                return _packing(results).packed(values), found
+                return packing_of(results).packed(values), found
 
             def queue(found: _training.Forward) -> _training.Forward:
                 own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
                 return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
 
-            graph = _graph(graphs, rank, ("forward", tuple(states)), inputs)
+            graph = graph_of(graphs, rank, ("forward", tuple(states)), inputs)
             options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
             return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, first=first, **options)
 
@@ -175,10 +141,10 @@ class Trainer:
         position. deferred: by number, the parameter's address on the host and the gradient's array. A variable that no
         gradient reaches gets zeros. Raises DeviceError as ``forward``.
         """
-        one = _Backward(self.network, before, labels, gradients, targets, deferred)
+        one = Backward(self.network, before, labels, gradients, targets, deferred)
         checks = [lambda: mark(array for _, array in deferred.values()), *meanwhile]
 
-        def compute_share(rank: Rank, graphs: Graphs | None) -> _Gradients:
+        def compute_share(rank: Rank, graphs: Graphs | None) -> Gradients:
             operators = self._operators[rank.number].of(rank)
             return one.compute(rank, operators, graphs, () if rank.number else checks, first)
 
@@ -246,143 +212,8 @@ class Trainer:
         return with_retry(gpus, attempt)
 
 
-class _Backward:
-    """One backward pass on all GPUs; the arguments are those of ``Trainer.backward``."""
-
-    def __init__(
-        self,
-        network: Network,
-        before: Forward,
-        labels: Sequence[np.ndarray],
-        gradients: Mapping[int, np.ndarray],
-        targets: Mapping[int, np.ndarray],
-        deferred: Mapping[int, tuple[int, np.ndarray]],
-    ) -> None:
-        self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
-        self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
-        #: Gradients to data and labels, whose images each GPU has its share of.
-        self._images = {number: array for number, array in targets.items() if number not in self._parameters}
-        self.summed = {**self._parameters, **{number: array for number, (_, array) in deferred.items()}}
-        #: The numbers of the sums that each rank gets.
-        self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
-        self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
-        self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
-
-    def _ranks(self) -> list[Rank]:
-        group = RankGroup([], self._before.shares, None)
-        return [Rank(group, number) for number in range(len(self._before.shares))]
-
-    def _is_queued(self, rank: Rank) -> bool:
-        queued = self._before.ranks[rank.number].queued
-        labels = map(rank.share_of, self._labels)
-        return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
-
-    def compute(
-        self,
-        rank: Rank,
-        operators: GpuOperators,
-        graphs: Graphs | None,
-        meanwhile: Sequence[Callable[[], None]],
-        first: bool,
-    ) -> _Gradients:
-        """Return the gradients on the rank's GPU, complete, or wait for them if they are queued."""
-        if self.is_queued:
-            queued: Any = self._before.ranks[rank.number].queued
-            return step(rank.gpu, [], [], lambda _: ([], queued.gradients), meanwhile=meanwhile)
-        inputs = list(map(rank.share_of, (*self._labels, *self._gradients.values())))
-        images = {number: rank.share_of(array) for number, array in self._images.items()}
-        shapes = {number: array.shape for number, array in {**self.summed, **images}.items()}
-
-        def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _Gradients]:
-            labels = dict(zip(self._network.labels, arrays))
-            heads = dict(zip(self._gradients, arrays[len(labels) :]))
-            before, xp = self._before.ranks[rank.number], cuda.cupy()
-            known = _training.backward(self._network, operators, before, labels, heads, shapes)
-            gradients = {
-                number: xp.ascontiguousarray(known[number]) if number in known else xp.zeros(shape, np.float32)
-                for number, shape in shapes.items()
-            }
-            return [], self._packed(rank, gradients, list(images.values()))
-
-        graph = _graph(graphs, rank, self.kind, inputs)
-        return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile, first=first)
-
-    def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> _Gradients:
-        """Return the gradients, also packed where that is needed, with memory for the sums that the rank gets."""
-        packings = [_packing([self.summed[number] for number in numbers]) for numbers in self.owned]
-        partial, sums = list[Any](), list[Any]()
-        if rank.size > 1 or self._parameters:
-            for numbers, packing in zip(self.owned, packings):
-                partial += packing.packed([gradients[number] for number in numbers])
-            sums = partial
-        if rank.size > 1:
-            own = packings[rank.number]
-            sums = [cuda.cupy().empty(shape, np.float32) for shape in own.shapes]
-            gradients.update(zip(self.owned[rank.number], own.unpacked(sums)))
-        packed = _packing(images).packed([gradients[number] for number in self._images]) if images else []
-        return _Gradients(gradients, packed, partial, sums)
-
-    def copy_out(self, rank: Rank, found: _Gradients) -> None:
-        """Copy the gradients that the rank has of the targets to these."""
-        images = list(map(rank.share_of, self._images.values()))
-        parameters = [self._parameters[number] for number in self.owned[rank.number]] if self._parameters else []
-        if images:
-            step(rank.gpu, [], images, lambda _: (found.images, None))
-        if parameters:
-            step(rank.gpu, [], parameters, lambda _: (found.sums, None))
-
-
 def _cached(array: np.ndarray) -> Any | None:
     return cached_at(address(array))
-
-
-def _packing(arrays: Sequence[np.ndarray]) -> Packing:
-    return packing_of(tuple(array.shape for array in arrays))
-
-
-def _graph(
-    graphs: Graphs | None, rank: Rank, kind: Hashable, inputs: Sequence[np.ndarray]
-) -> tuple[GraphPass, Rank] | None:
-    """Return the graph of a pass for these inputs, for ``step``."""
-    return (graphs.of(rank, kind, _packing(inputs).shapes), rank) if graphs else None
-
-
-def queue_backward(
-    rank: Rank, graphs: Graphs | None, kind: Hashable, labels: Callable[[], list[np.ndarray]]
-) -> QueuedBackward | None:
-    """Queue the backward pass of that kind, which the last step has repeated, for these labels, behind a forward pass.
-
-    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None without graphs
-    or for no kind, or if that pass is not captured. The GPU and its stream are the current ones.
-    """
-    if graphs is None or kind is None:
-        return None
-    given = [array.copy() for array in labels()]
-    packing = _packing(given)
-    graph = graphs.of(rank, kind, packing.shapes)
-    if not graph.is_captured:
-        return None
-    graph.pinned = graph.pinned or [pinned_array(rank.gpu, shape) for shape in packing.shapes]
-    for array, label in zip(graph.pinned, packing.large(given)):
-        array[...] = label
-    packing.copy_small(given, graph.pinned[-1])
-    for target, array in zip(graph.inputs, graph.pinned):
-        target.set(array)
-    _, gradients = graph.launch(rank)
-    if rank.group.communicator:
-        # Nobody may wait for this pass before another call needs one of its GPUs.
-        rank.group.communicator.watch(rank.gpu.stream.record())
-    return QueuedBackward(kind, given, gradients)
-
-
-def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
-    """Return the numbers of the arrays of each part: about equally many bytes."""
-    owned, loads = [list[int]() for _ in range(parts)], [0] * parts
-    for number in sorted(sizes, key=lambda number: -sizes[number]):
-        part = loads.index(min(loads))
-        owned[part].append(number)
-        loads[part] += sizes[number]
-    return owned
 
 
 _trainers: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], Trainer]] = weakref.WeakKeyDictionary()
@@ -396,4 +227,4 @@ def trainer_of(text: str, engines: Sequence[Engine]) -> Trainer:
     return known[numbers]
 
 
-__all__ = ("Forward", "QueuedBackward", "Trainer", "queue_backward", "trainer_of")
+__all__ = ("Trainer", "queue_backward", "trainer_of")

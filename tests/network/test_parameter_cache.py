@@ -30,9 +30,9 @@ def all_large(monkeypatch):
     """Small parameters, as those of tests are, cross the bus in any case, and are not pinned."""
     monkeypatch.setattr(_packing, "SMALL_BYTES", 4)
     monkeypatch.setattr(pinned, "LEAST_BYTES", 8)
-    _packing.packing_of.cache_clear()
+    _packing.packing_of_shapes.cache_clear()
     yield
-    _packing.packing_of.cache_clear()
+    _packing.packing_of_shapes.cache_clear()
 
 
 @pytest.fixture(params=[[0], [0, 1], pytest.param([1, 0], marks=pytest.mark.exhaustive)], ids=str)
