@@ -50,7 +50,7 @@ class Forward:
 
     data_shapes: Sequence[Shape]
     shares: Sequence[slice]
-    ranks: Sequence[_training.Forward]
+    ranks: Sequence[_training.SavedValues]
     graphs: Graphs | None
 
 

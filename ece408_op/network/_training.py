@@ -26,13 +26,13 @@ from ._training_gpu import GpuOperators
 
 
 @dataclass(frozen=True)
-class Forward:
-    """A forward pass: the values, what each operator saved, and the new values of states, all by number."""
+class SavedValues:
+    """A forward pass on a GPU: the values, what each operator saved, and the new values of states, all by number."""
 
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
-    #: The backward pass that is queued behind it, if any: see ``trainer``.
+    #: The backward pass that is queued behind it, if any: see ``_backward``.
     queued: Any = None
 
 
@@ -92,7 +92,7 @@ def reads_gradient(network: Network) -> list[bool]:
 
 def forward(
     network: Network, operators: GpuOperators, given: Mapping[int, Any], shapes: Mapping[int, Shape], seed: int
-) -> Forward:
+) -> SavedValues:
     """Compute all values, of these shapes, from data and parameters; equal seeds make equal random numbers."""
     values, saved = dict(given), {}
     states: dict[int, Any] = {}
@@ -106,13 +106,13 @@ def forward(
         saved[number] = operators.train(node, inputs, values[number], seed + number)
         new = node.operator.new_states(Trained(inputs, values[number], saved[number]))
         states.update({node.inputs[position].node: value for position, value in new.items()})
-    return Forward(values, saved, states)
+    return SavedValues(values, saved, states)
 
 
 def backward(
     network: Network,
     operators: GpuOperators,
-    before: Forward,
+    before: SavedValues,
     labels: Mapping[int, Any],
     gradients: Mapping[int, Any],
     wanted: Collection[int],

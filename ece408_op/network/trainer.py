@@ -85,12 +85,12 @@ class Trainer:
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 
-        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.Forward:
+        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.SavedValues:
             inputs = [*map(rank.share_of, data), *parameters]
             # All GPUs compute the same new states.
             results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
 
-            def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.Forward]:
+            def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.SavedValues]:
                 given = dict(zip((*network.data, *network.parameters), arrays))
                 shapes = network.infer({name: x.shape for name, x in zip(network.names(network.data), inputs)})
                 own_seed = seed + (rank.number << _SEED_SHIFT)
@@ -99,7 +99,7 @@ class Trainer:
                 values = [*(found.values[value] for value in network.outputs), *changed]
                 return packing_of(results).packed(values), found
 
-            def queue(found: _training.Forward) -> _training.Forward:
+            def queue(found: _training.SavedValues) -> _training.SavedValues:
                 own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
                 return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
 
