@@ -1,7 +1,7 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
 #include <cstdio>
 
-#include "control_flow.h"
+#include "internal.h"
 
 namespace emulator {
 
@@ -105,7 +105,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
     if (!in_kernel || !counting) return;
     const Pause pause;
     Thread &thread = threads[current];
-    found_edge(thread.previous[thread.depth], last_code);
+    const int block = found_edge(thread.previous[thread.depth], last_code);
     thread.previous[thread.depth] = last_code;
-    add(thread, last_code, BLOCK, 0, 0);
+    add(thread, last_code, BLOCK, 0, block);
 }
