@@ -10,16 +10,17 @@ __device__ __forceinline__ void compute_in_float32(const float *y, const float *
         float sum = 0.0f;
 #pragma unroll 1
         for (int m = 0; m < M; m++) {
-            float of_filter = 0.0f;
+            float filter_sum = 0.0f;
 #pragma unroll 1
             for (int p = 0; p < K; p++)
 #pragma unroll 1
                 for (int q = 0; q < L; q++) {
                     const int i = h + PAD_H - p, j = column + PAD_W - q;
                     if (unsigned(i) < unsigned(OH) && unsigned(j) < unsigned(OW))
-                        of_filter = MULTIPLY_ADD(y[m * PIXELS + i * OW + j], w[((m * C + c) * K + p) * L + q], of_filter);
+                        filter_sum =
+                            MULTIPLY_ADD(y[m * PIXELS + i * OW + j], w[((m * C + c) * K + p) * L + q], filter_sum);
                 }
-            sum += of_filter;
+            sum += filter_sum;
         }
         x[e] = sum;
     }

@@ -105,8 +105,9 @@ struct WeightsAndSamples {
 #pragma unroll
         for (int n = 0; n < A_LOADS; n++) {
             const int row = first_row + a_row(n);
-            const index_t at = DATA ? ((index_t(m) * GROUP_CHANNELS + row) * K + p) * L + q : row * index_t(TAPS) + tap;
-            a[n] = exists && row < GEMM_ROWS ? __ldg(w + at) : 0.0f;
+            const index_t offset =
+                DATA ? ((index_t(m) * GROUP_CHANNELS + row) * K + p) * L + q : row * index_t(TAPS) + tap;
+            a[n] = exists && row < GEMM_ROWS ? __ldg(w + offset) : 0.0f;
         }
 #pragma unroll
         for (int n = 0; n < B_LOADS; n++) b[n] = sample(window, step + b_depth(n), rows, columns);
@@ -130,12 +131,12 @@ struct OutputsAndSamples {
         const index_t output = first_output + (exists ? step + a_depth() : 0), image = output / MAP;
         const index_t pixel = output - image * MAP;
         const int i = pixel / OW, j = pixel - index_t(i) * OW;
-        const float *const of_image = image_of(y, image, OUTPUTS) + pixel;
+        const float *const y_pixel = image_of(y, image, OUTPUTS) + pixel;
         const Window window = {image_of(x, image, IMAGE), i * STRIDE_H - PAD_H, j * STRIDE_W - PAD_W};
 #pragma unroll
         for (int n = 0; n < A_LOADS; n++) {
             const int row = first_row + a_row(n);
-            a[n] = exists && row < GEMM_ROWS ? __ldg(of_image + row * PIXELS) : 0.0f;
+            a[n] = exists && row < GEMM_ROWS ? __ldg(y_pixel + row * PIXELS) : 0.0f;
         }
 #pragma unroll
         for (int n = 0; n < B_LOADS; n++)
@@ -227,15 +228,15 @@ blocked_gemm(const float *__restrict__ source, const float *__restrict__ w, floa
     for (int c = 0; c < COLUMNS; c += STORE) {
         if (begin + tile_column(c) >= outputs) continue;
         const index_t output = first_output + tile_column(c), image = output / MAP, pixel = output - image * MAP;
-        index_t at = pixel;
+        index_t offset = pixel;
         if (DATA && CLASSES > 1) {
             const int i = pixel / MAP_W, h = i * STRIDE_H + residue_h;
             const int column = int(pixel - index_t(i) * MAP_W) * STRIDE_W + residue_w;
             if (h >= H || column >= W) continue;
-            at = index_t(h) * W + column;
+            offset = index_t(h) * W + column;
         }
         float *const to = image_of(out, first + first_image + image, G * GEMM_ROWS * OUT_MAP) +
-                          index_t(group * GEMM_ROWS + operands.first_row) * OUT_MAP + at;
+                          index_t(group * GEMM_ROWS + operands.first_row) * OUT_MAP + offset;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if (operands.first_row + tile_row(r) >= GEMM_ROWS) continue;

@@ -99,10 +99,10 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
             load(step + STAGES - 1);
             const int filters = min(STEP_FILTERS, M - first_filter);
             const float *from = window + step % STAGES * STAGE_FLOATS;
-            const float *of_filter = weights + first_filter * FILTER_FLOATS + group * (CHANNELS * K * TAP_PITCH);
+            const float *filter_weights = weights + first_filter * FILTER_FLOATS + group * (CHANNELS * K * TAP_PITCH);
             // Main loop: a filter's taps. With one row of sums per thread, no tap serves two rows of y.
 #pragma unroll 1
-            for (int f = 0; f < filters; f++, from += MAP_FLOATS, of_filter += FILTER_FLOATS) {
+            for (int f = 0; f < filters; f++, from += MAP_FLOATS, filter_weights += FILTER_FLOATS) {
 #pragma unroll(ROWS > 1 ? ROWS + K - 1 : 1)
                 for (int i = first_i; i < end_i; i++) {
                     float input[ROW_FLOATS];
@@ -116,7 +116,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
                             float weight[TAP_PITCH];
 #pragma unroll
                             for (int q = 0; q < TAP_PITCH; q += 4)
-                                read<4>(weight + q, of_filter + (c * K + i - r) * TAP_PITCH + q);
+                                read<4>(weight + q, filter_weights + (c * K + i - r) * TAP_PITCH + q);
 #pragma unroll
                             for (int q = 0; q < L; q++)
 #pragma unroll
@@ -129,9 +129,9 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
             filters_added = 0;
 #pragma unroll
             for (int i = 0; i < CHANNELS * ROWS * COLUMNS; i++) {
-                float &of_filters = sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS];
-                promoted[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] += of_filters;
-                of_filters = 0.0f;
+                float &filter_sum = sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS];
+                promoted[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] += filter_sum;
+                filter_sum = 0.0f;
             }
         }
         // Epilogue.

@@ -79,10 +79,10 @@ depthwise(const float *__restrict__ source, const float *__restrict__ w, float *
 #pragma unroll 1
     for (int f = 0; f < (DATA ? FILTERS : 1); f++) {
         const int m = DATA ? number * FILTERS + f : number, source_number = DATA ? m : number / FILTERS;
-        const float *const map_of_source =
+        const float *const source_map =
             image_of(source, first + image, DATA ? OUTPUTS : IMAGE) + source_number * SOURCE_MAP;
         const float *const weights = w + m * (K * L);
-        for_each_sample(map_of_source, first_row, column, [&](int r, int p, int q, float value) {
+        for_each_sample(source_map, first_row, column, [&](int r, int p, int q, float value) {
             sum[r] = fmaf(value, __ldg(weights + p * L + q), sum[r]);
         });
     }
@@ -96,7 +96,7 @@ depthwise(const float *__restrict__ source, const float *__restrict__ w, float *
 extern "C" __global__ void __launch_bounds__(THREADS)
 depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ partials,
                   long long items, int length) {
-    __shared__ float of_warps[THREADS / 32][K * L];
+    __shared__ float warp_sums[THREADS / 32][K * L];
     const int m = blockIdx.x % M, share = blockIdx.x / M;
     float sum[K][L];
 #pragma unroll
@@ -106,11 +106,11 @@ depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, floa
         const long long item = share * (long long)length + i, image = item / TILES;
         if (item >= items) break;
         const int tile = item - image * TILES, tile_row = tile / OW, column = tile - tile_row * OW;
-        const float *const of_y = image_of(y, image, OUTPUTS) + m * PIXELS + column;
+        const float *const y_column = image_of(y, image, OUTPUTS) + m * PIXELS + column;
         float gradient[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            gradient[r] = tile_row * ROWS + r < OH ? __ldg(of_y + index_t(tile_row * ROWS + r) * OW) : 0.0f;
+            gradient[r] = tile_row * ROWS + r < OH ? __ldg(y_column + index_t(tile_row * ROWS + r) * OW) : 0.0f;
         // A row beyond the last has no gradient, but its samples may be infinite.
         const int rows = min(ROWS, OH - tile_row * ROWS);
         for_each_sample(image_of(x, image, IMAGE) + m / FILTERS * SOURCE_MAP, tile_row * ROWS, column,
@@ -121,17 +121,17 @@ depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, floa
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < K * L; i++) {
-        float of_warp = sum[i / L][i % L];
+        float warp_sum = sum[i / L][i % L];
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2)
-            of_warp += __shfl_xor_sync(0xffffffffu, of_warp, distance);
-        if (lane == 0) of_warps[warp][i] = of_warp;
+            warp_sum += __shfl_xor_sync(0xffffffffu, warp_sum, distance);
+        if (lane == 0) warp_sums[warp][i] = warp_sum;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < K * L; i += THREADS) {
-        float of_block = of_warps[0][i];
-        for (int n = 1; n < THREADS / 32; n++) of_block += of_warps[n][i];
-        image_of(partials, share, index_t(M) * (K * L))[m * (K * L) + i] = of_block;
+        float block_sum = warp_sums[0][i];
+        for (int n = 1; n < THREADS / 32; n++) block_sum += warp_sums[n][i];
+        image_of(partials, share, index_t(M) * (K * L))[m * (K * L) + i] = block_sum;
     }
 }
 #endif

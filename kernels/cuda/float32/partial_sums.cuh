@@ -7,7 +7,7 @@ constexpr int PARTIAL_WARPS = 16;
 
 extern "C" __global__ void __launch_bounds__(32 * PARTIAL_WARPS)
 sum_partials(const float *__restrict__ partials, float *__restrict__ w, int count) {
-    __shared__ float of_warps[PARTIAL_WARPS][32];
+    __shared__ float warp_sums[PARTIAL_WARPS][32];
     constexpr index_t WEIGHTS = index_t(M) * (C / G) * K * L;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const index_t e = index_t(blockIdx.x) * 32 + lane;
@@ -16,10 +16,10 @@ sum_partials(const float *__restrict__ partials, float *__restrict__ w, int coun
 #pragma unroll 8
         for (int n = warp; n < count; n += PARTIAL_WARPS) sum += image_of(partials, n, WEIGHTS)[e];
     }
-    of_warps[warp][lane] = sum;
+    warp_sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || e >= WEIGHTS) return;
 #pragma unroll
-    for (int n = 1; n < PARTIAL_WARPS; n++) sum += of_warps[n][lane];
+    for (int n = 1; n < PARTIAL_WARPS; n++) sum += warp_sums[n][lane];
     w[e] = sum;
 }

@@ -82,13 +82,13 @@ weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, f
             read<4>(window + WINDOW - 4, x_row + column + WINDOW - 4);
 #pragma unroll
             for (int f = 0; f < FILTERS; f++) {
-                float of_filter[4];
-                read<4>(of_filter, y_row + f * (STEP_ROWS * Y_PITCH) + column);
+                float gradient[4];
+                read<4>(gradient, y_row + f * (STEP_ROWS * Y_PITCH) + column);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
 #pragma unroll
                     for (int q = 0; q < L; q++)
-                        if (j < outputs) sum[f][q] = fmaf(of_filter[j], window[j + q], sum[f][q]);
+                        if (j < outputs) sum[f][q] = fmaf(gradient[j], window[j + q], sum[f][q]);
             }
 #pragma unroll
             for (int i = 0; i < WINDOW - 4; i++) window[i] = window[i + 4];
@@ -108,11 +108,11 @@ weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, f
         __syncthreads();  // the step is complete, and no warp reads the one before it
         load(step + STAGES - 1);
         const int rows = min(STEP_ROWS, OH - int(step % STEPS_IN_IMAGE) * STEP_ROWS);
-        const float *const of_x = shared + int((step - begin) % STAGES) * STAGE_FLOATS, *const of_y = of_x + X_FLOATS;
+        const float *const x_rows = shared + int((step - begin) % STAGES) * STAGE_FLOATS, *const y_rows = x_rows + X_FLOATS;
         if (slice < SLICES)
 #pragma unroll 1
             for (int row = slice; row < rows; row += SLICES)
-                add_row(of_x + (c * X_ROWS + row + p) * X_PITCH, of_y + (group * FILTERS * STEP_ROWS + row) * Y_PITCH);
+                add_row(x_rows + (c * X_ROWS + row + p) * X_PITCH, y_rows + (group * FILTERS * STEP_ROWS + row) * Y_PITCH);
     }
     __syncthreads();
 
