@@ -1,4 +1,4 @@
-"""cuDNN as one of the kernels: where auto takes it, and what is said without it. test_gradients_gpu.py runs it."""
+"""cuDNN as one of the kernels: where auto takes it, and what is said without it. test_kernels_gpu.py runs it."""
 
 from __future__ import annotations
 
