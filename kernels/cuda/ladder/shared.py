@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem, Pair
 from ece408_op.runtime.launch import (
     CONSTANT_BYTES,
     SHARED_BYTES,
@@ -26,47 +26,38 @@ _PIXELS = 4 * _THREADS
 _FILTER_BYTES = 8192
 
 
-@dataclass(frozen=True)
-class InputTile:
-    """A rectangle of output pixels; ``bytes`` of shared memory hold its input window, all channels of it."""
+def input_tile(problem: ConvProblem, other_bytes: int = 0) -> Pair | None:
+    """Return the rows and columns of output pixels, _PIXELS at most, that read the fewest input pixels more than once.
 
-    rows: int
-    columns: int
-    bytes: int
-
-
-def input_tile(problem: ConvProblem, pixels: int, other_bytes: int = 0) -> InputTile | None:
-    """Return the tile of at most ``pixels`` output pixels that reads the fewest input pixels more than once.
-
-    Its window and ``other_bytes`` fit the 48 KB that every block has. None if not even one pixel's window does.
+    Their input window of all channels and ``other_bytes`` fit the 48 KB that every block has. None if not even one
+    pixel's window does.
     """
     best, least_cost = None, 0
     halo = problem.kernel - 1
-    for rows in range(1, min(problem.output_height, pixels) + 1):
-        columns = min(problem.output_width, pixels // rows)
+    for rows in range(1, min(problem.output_height, _PIXELS) + 1):
         columns_that_fit = (SHARED_BYTES - other_bytes) // (ITEM_BYTES * problem.channels * (rows + halo)) - halo
-        columns = min(columns, columns_that_fit)
+        columns = min(problem.output_width, _PIXELS // rows, columns_that_fit)
         if columns < 1:
             continue
-        tiles = ceil_div(problem.output_height, rows) * ceil_div(problem.output_width, columns)
-        size = problem.channels * (rows + halo) * (columns + halo)
         # A tile costs its window, and all its pixels, those beyond the image's edge too.
-        cost = tiles * (size + rows * columns * problem.filters)
+        size = problem.channels * (rows + halo) * (columns + halo) + rows * columns * problem.filters
+        cost = _tiles(problem, (rows, columns)) * size
         if best is None or cost < least_cost:
-            best, least_cost = InputTile(rows, columns, ITEM_BYTES * size), cost
+            best, least_cost = (rows, columns), cost
     return best
+
+
+def _tiles(problem: ConvProblem, tile: Pair) -> int:
+    return ceil_div(problem.output_height, tile[0]) * ceil_div(problem.output_width, tile[1])
 
 
 def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> CudaKernel:
     def filter_channels(problem: ConvProblem) -> int:
         return max(1, min(problem.channels, _FILTER_BYTES // (ITEM_BYTES * problem.kernel**2)))
 
-    def tile_of(problem: ConvProblem) -> InputTile | None:
+    def tile_of(problem: ConvProblem) -> Pair | None:
         filter_bytes = 0 if weights_in_constant else ITEM_BYTES * filter_channels(problem) * problem.kernel**2
-        return input_tile(problem, _PIXELS, filter_bytes)
-
-    def blocks(problem: ConvProblem, tile: InputTile) -> int:
-        return ceil_div(problem.output_height, tile.rows) * ceil_div(problem.output_width, tile.columns)
+        return input_tile(problem, filter_bytes)
 
     def weight_bytes(problem: ConvProblem) -> int:
         return ITEM_BYTES * problem.filters * problem.products
@@ -79,13 +70,13 @@ def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> C
         if tile is None:
             window = ITEM_BYTES * problem.products
             return [*found, f"one window of all channels: at most the 48 KB of shared memory, got {window} bytes"]
-        return found + grid_reasons(blocks(problem, tile))
+        return found + grid_reasons(_tiles(problem, tile))
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         tile = tile_of(problem)
         assert tile is not None, "limits() refuses a problem without a tile"
-        config = {"threads": _THREADS, "tile_rows": tile.rows, "tile_columns": tile.columns}
-        in_image = blocks(problem, tile)
+        config = {"threads": _THREADS, "tile_rows": tile[0], "tile_columns": tile[1]}
+        in_image = _tiles(problem, tile)
         if weights_in_constant:
             whole = one_launch(problem, entry, lambda n: n * in_image, _THREADS, config, ("x", "y", "first"))
             return replace(whole, setup=(CopyToConstant("weights", "w", weight_bytes(problem)),))
