@@ -191,14 +191,6 @@ def _rows(module: Module, plan: WinogradPlan) -> Function:
     return f
 
 
-def _clear_padding(plan: WinogradPlan, raw: Value) -> None:
-    """Fill the columns beyond the image's width with zeros: forms read them, and no output uses the result."""
-    f, lanes = raw.f, plan.lanes
-    with f.range(RAW_ROWS * plan.layer.channels) as line, f.range(plan.raw_width - plan.layer.width) as column:
-        padding = raw[line * (plan.raw_width * lanes) + column * lanes + plan.layer.width * lanes]
-        padding.store(f.vector(0.0), aligned=True)
-
-
 def _store_rows(plan: WinogradPlan, output_rows: Function, arrays: tuple[Value, Value, Value], row: Value) -> None:
     """Transpose the outputs of pair of rows number ``row`` into y; the last pair's second row may not exist."""
     (sums, y, found), width = arrays, plan.layer.output_width
@@ -228,11 +220,14 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
         def first_image(group: Value) -> Value:
             return (group * lanes).min(batch - lanes)
 
-        def before(first: Value) -> list[Value]:
-            _clear_padding(plan, raw)
+        def clear_padding(first: Value) -> list[Value]:
+            # The columns beyond the image's width: forms read them, and no output uses the result.
+            with f.range(RAW_ROWS * layer.channels) as line, f.range(plan.raw_width - layer.width) as column:
+                padding = raw[line * (plan.raw_width * lanes) + column * lanes + layer.width * lanes]
+                padding.store(f.vector(0.0), aligned=True)
             return []
 
-        with claimed_images(counter, groups, most, parts, before) as each:
+        with claimed_images(counter, groups, most, parts, clear_padding) as each:
             images, following = (x[first_image(group) * image_size] for group in (each.image, each.following))
             y_images, total = y[first_image(each.image) * math.prod(layer.y_shape[1:])], found[each.image * lanes]
             total.store(f.vector(0.0), aligned=True)

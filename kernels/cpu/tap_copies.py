@@ -103,12 +103,6 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
     return f.compiled()
 
 
-def _pack(plan: Plan, problem: ConvProblem, w: np.ndarray) -> np.ndarray:
-    """Return the weights as [group][block][tap][filter], flat."""
-    rows = _padded.forward_weights(problem, w).reshape(problem.groups, -1, plan.copies.layer.products)
-    return np.ascontiguousarray(packed(plan.blocks, rows))
-
-
 @lru_cache(CAPACITY)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     plan = make_plan(_padded.forward(problem), target.lanes, target.registers)
@@ -126,7 +120,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         im2col.run(problem, x, w, out, threads)  # infinity times the zeros around y is NaN
         return
     plan, conv = _layer(problem, cpu())
-    offsets, weights = plan.copies.offsets(), _pack(plan, problem, w)
+    filters = _padded.forward_weights(problem, w).reshape(problem.groups, -1, plan.copies.layer.products)
+    offsets, weights = plan.copies.offsets(), np.ascontiguousarray(packed(plan.blocks, filters))
     memory.advise_huge_pages(out)
     count = max(1, min(CHUNK_BYTES * problem.batch // out.nbytes, ceil_div(problem.batch, threads)))
     firsts = iter(range(0, problem.batch, count))

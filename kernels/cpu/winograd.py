@@ -136,7 +136,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     sparse = sparse_images(x, 1 - ZEROS, SAMPLES)
     # With more sparse images than this, computing them twice takes longer than winograd saves on all.
     too_sparse = sparse.mean() > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
-    if too_sparse or _too_small(w) or not np.isfinite(packed).all():
+    too_small = ((np.abs(w) < SMALLEST_WEIGHT) & (w != 0)).any()
+    if too_sparse or too_small or not np.isfinite(packed).all():
         direct.run(problem, x, w, out, threads)
         return
     memory.advise_huge_pages(out)
@@ -154,11 +155,6 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     images = starts[:, None] + np.arange(plan.lanes)
     sparse[images[~np.isfinite(found.reshape(images.shape))]] = True
     recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
-
-
-def _too_small(w: np.ndarray) -> bool:
-    sizes = np.abs(w)
-    return bool(((sizes < SMALLEST_WEIGHT) & (sizes > 0)).any())
 
 
 def sparse_images(x: np.ndarray, least: float, samples: int) -> np.ndarray:
