@@ -87,34 +87,39 @@ def _prefetch(plan: WinogradPlan, pointer: Value, image: int, floats: int, write
 
 
 def _image_row(module: Module, plan: WinogradPlan) -> Function:
-    """Build (x, raw), which transposes a row of one channel, ``x`` in the first image, to [column][image]."""
+    """Build (x, raw, zeros), which transposes a row of one channel, ``x`` in the first image, to [column][image].
+
+    ``zeros`` counts each image's zeros.
+    """
     layer, lanes = plan.layer, plan.lanes
-    with Function(module, "image_row", "x raw") as f:
-        x, raw = f.arguments
-        with f.range(ceil_div(layer.width, lanes)) as part:
-            first = (part * lanes).min(layer.width - lanes)
+    with Function(module, "image_row", "x raw zeros") as f:
+        x, raw, zeros = f.arguments
+        with f.loop(ceil_div(layer.width, lanes), [zeros.load(lanes, aligned=True)]) as loop:
+            first = (loop.index * lanes).min(layer.width - lanes)
             rows = [x[first + i * math.prod(layer.x_shape[1:])] for i in range(lanes)]
             for i, column in enumerate(transposed([row.load(lanes) for row in rows])):
                 raw[(first + i) * lanes].store(column, aligned=True)
+                loop.values = [loop.values[0] + column.equals(0.0).select(f.vector(1.0), f.vector(0.0))]
+        zeros.store(loop.values[0], aligned=True)
     return f
 
 
 def _input_row(module: Module, plan: WinogradPlan) -> Function:
-    """Build (x, raw, row, number, new), which computes row ``number`` of the ring's inputs, at ``row``.
+    """Build (x, raw, row, zeros, number, new), which computes row ``number`` of the ring's inputs, at ``row``.
 
     It transposes the image's rows ``new`` to 2 number + reach first; ``raw`` already has those before.
     """
     layer, lanes, cut = plan.layer, plan.lanes, plan.cut
     image_row, raw_row = _image_row(module, plan), plan.raw_width * plan.lanes
-    with Function(module, "input_row", "x raw row", "number new") as f:
-        x, raw, row, number, new = f.arguments
+    with Function(module, "input_row", "x raw row zeros", "number new") as f:
+        x, raw, row, zeros, number, new = f.arguments
         lines = [number * 2 + line & RAW_ROWS - 1 for line in range(cut.reach + 1)]
         with f.range(layer.channels) as c:
             channel, here = x[c * (layer.height * layer.width)], raw[c * (RAW_ROWS * raw_row)]
             with f.range(number * 2 + (cut.reach + 1) - new) as more:
                 line = new + more
                 source = channel[line.min(layer.height - 1) * layer.width]
-                image_row(source, here[(line & RAW_ROWS - 1) * raw_row])
+                image_row(source, here[(line & RAW_ROWS - 1) * raw_row], zeros)
             starts, to = [here[line * raw_row] for line in lines], row[c * lanes]
             with f.range(plan.wide) as pair:
                 columns_read = [
@@ -208,7 +213,8 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
     """Build the function ``conv``(x, w, y, scratch, counter, found, batch, groups, most, parts) of one layer.
 
     Threads claim groups of as many images as there are lanes, as ``_ir.claimed_images`` does; the last group may
-    overlap the one before. ``found`` gets the sum of each image's outputs, which is not finite if one of them is not.
+    overlap the one before. Of each image of a group, ``found`` gets the sum of its outputs, which is not finite if one
+    of them is not, and the number of its zeros, some counted twice.
     """
     layer, lanes, offsets, module = plan.layer, plan.lanes, plan.offsets, Module("winograd", target)
     input_row, output_rows, rows = _input_row(module, plan), _output_rows(module, plan), _rows(module, plan)
@@ -229,12 +235,14 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
 
         with claimed_images(counter, groups, most, parts, clear_padding) as each:
             images, following = (x[first_image(group) * image_size] for group in (each.image, each.following))
-            y_images, total = y[first_image(each.image) * math.prod(layer.y_shape[1:])], found[each.image * lanes]
-            total.store(f.vector(0.0), aligned=True)
+            y_images, total = y[first_image(each.image) * math.prod(layer.y_shape[1:])], found[each.image * (2 * lanes)]
+            zeros = total[lanes]
+            for count in (total, zeros):
+                count.store(f.vector(0.0), aligned=True)
 
             def make_row(number: Value, new: Value) -> None:
                 to = scratch[number % plan.ring * plan.row_stride + offsets["ring"]]
-                input_row(images, raw, to, number, new)
+                input_row(images, raw, to, zeros, number, new)
 
             for early in range(plan.ring - 1):
                 make_row(f.const(early), f.const(2 * early + plan.cut.reach - 1 if early else 0))

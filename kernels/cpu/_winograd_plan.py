@@ -10,7 +10,7 @@ import numpy as np
 
 from ece408_op.core.kernel import sum_bound
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import ceil_div
+from ece408_op.runtime.launch import ceil_div, round_up
 
 from ._direct_plan import LATENCY, PER_CYCLE, fastest_tiling, tile_sizes, total_cycles
 from ._ir import LINE_FLOATS, Partition, packed, whole_lines
@@ -126,6 +126,7 @@ class WinogradPlan:
     rows_together  whether the outputs of two rows are contiguous, as they are in y: no column is left out
     classes        the classes of products, down and across, in the order in which they are computed
     product_count  products per channel for two by two outputs
+    values_seen    values of an image that are transposed, some of them twice
     offsets        the offset of each part of a thread's scratch, in floats, and the size of all under "end"
 
     The inputs are [row of a ring][form down][form across][pair of columns][channel][image], where a row stands for two
@@ -150,6 +151,8 @@ class WinogradPlan:
         self.class_stride = tiles[0][0] * lanes
         self.sum_stride = _stride(len(self.classes) * self.class_stride)
         self.product_count = len(cut.slots) ** 2
+        rows_seen = 2 * (self.rows + self.ring - 2) + cut.reach + 1
+        self.values_seen = layer.channels * rows_seen * round_up(layer.width, lanes)
         self.offsets = self._offsets()
 
     def _offsets(self) -> dict[str, int]:

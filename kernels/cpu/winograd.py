@@ -49,15 +49,16 @@ from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _winograd_code, direct
-from ._ir import LINE_FLOATS
 from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, packed_weights
 
 #: The share of zeros from which an image counts as sparse.
 ZEROS = 0.75
 
-#: Groups of neighbouring pixels, each as long as a cache line, by which an image's zeros are estimated, and bytes of
-#: images that ``direct`` recomputes at a time.
-SAMPLES, RECOMPUTED_BYTES = 16, 16 << 20
+#: The most zeros of an image that are counted: the counter is a float32.
+MOST_COUNTED = 2**24 - 1
+
+#: Images that are sampled before any is computed, and bytes of images that ``direct`` recomputes at a time.
+SAMPLE, RECOMPUTED_BYTES = 32, 16 << 20
 
 #: The share of sparse images up to which they are always computed twice.
 LEAST_SPARSE = 0.1
@@ -133,9 +134,9 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(found_reasons)}")
     plan, conv = _layer(problem.with_batch(1), cpu())
     packed = packed_weights(plan, w)
-    sparse = sparse_images(x, 1 - ZEROS, SAMPLES)
+    sparse = [np.mean(image == 0) > ZEROS for image in x[:: ceil_div(len(x), SAMPLE)]]
     # With more sparse images than this, computing them twice takes longer than winograd saves on all.
-    too_sparse = sparse.mean() > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
+    too_sparse = np.mean(sparse) > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
     too_small = ((np.abs(w) < SMALLEST_WEIGHT) & (w != 0)).any()
     if too_sparse or too_small or not np.isfinite(packed).all():
         direct.run(problem, x, w, out, threads)
@@ -143,7 +144,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     memory.advise_huge_pages(out)
     counter = np.zeros(1, np.int64)
     groups = ceil_div(problem.batch, plan.lanes)
-    found = memory.aligned(groups * plan.lanes)
+    found = memory.aligned(groups * 2 * plan.lanes)
     most = max(1, direct.CHUNK_BYTES * problem.batch // (out.nbytes * plan.lanes))
 
     def work(part: int) -> None:
@@ -152,18 +153,9 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
     share(work, threads, threads)
     starts = np.minimum(np.arange(groups) * plan.lanes, problem.batch - plan.lanes)
-    images = starts[:, None] + np.arange(plan.lanes)
-    sparse[images[~np.isfinite(found.reshape(images.shape))]] = True
-    recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
-
-
-def sparse_images(x: np.ndarray, least: float, samples: int) -> np.ndarray:
-    """Return for each image whether a smaller share than ``least`` of its pixels is not zero, by a sample of them."""
-    flat = x.reshape(len(x), -1)
-    size = min(LINE_FLOATS, flat.shape[1])
-    groups = flat[:, : flat.shape[1] // size * size].reshape(len(x), -1, size)
-    some = groups[:, :: groups.shape[1] // samples | 1]
-    return np.count_nonzero(some, axis=(1, 2)) < least * some[0].size
+    images, (sums, zeros) = starts[:, None] + np.arange(plan.lanes), found.reshape(groups, 2, plan.lanes).swapaxes(0, 1)
+    doubtful = ~np.isfinite(sums) | (zeros > min(ZEROS * plan.values_seen, MOST_COUNTED))
+    recompute(problem, (x, w, out), np.unique(images[doubtful]), threads)
 
 
 def recompute(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:

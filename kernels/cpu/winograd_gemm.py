@@ -41,15 +41,16 @@ from ece408_op.runtime.thread_pool import share
 
 from . import _padded, direct
 from ._direct_plan import PER_CYCLE
+from ._ir import LINE_FLOATS
 from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
 from ._winograd_plan import magnitude_matrix
-from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute, sparse_images
+from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 
 #: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
 BLOCKS = {4: 4, 8: 4, 16: 8}
 
 #: Numbers other than zero that a window has on average, from which errors keep a plain sum's bound. They are estimated
-#: from SAMPLES groups of neighbouring pixels of an image.
+#: from SAMPLES groups of neighbouring pixels of an image, each as long as a cache line.
 NUMBERS, SAMPLES = 20, 64
 
 #: Cycles per vector of tiles to compute the inputs of a channel and the outputs of a filter, and cycles per filter and
@@ -109,7 +110,7 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads share the chunks of weights, then claim panels."""
     plan, conv, weights = _layer(problem.with_batch(1), cpu())
-    sparse = sparse_images(x, min(NUMBERS / plan.layer.products, 1 - ZEROS), SAMPLES)
+    sparse = _sparse(plan, x)
     packed = memory.aligned(plan.chunks * plan.chunk_weights)
     memory.advise_huge_pages(packed)
     least = np.full((threads, plan.block), -1, np.int32)
@@ -141,6 +142,16 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         first, end = (vectors * edge // panels * plan.lanes for edge in (panel, panel + 1))
         sparse[first // plan.tiles : ceil_div(end, plan.tiles)] = True
     recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
+
+
+def _sparse(plan: GemmPlan, x: np.ndarray) -> np.ndarray:
+    """Return which images have windows with few numbers other than zero, by a sample of their pixels."""
+    flat = x.reshape(len(x), -1)
+    size = min(LINE_FLOATS, flat.shape[1])
+    groups = flat[:, : flat.shape[1] // size * size].reshape(len(x), -1, size)
+    some = groups[:, :: groups.shape[1] // SAMPLES | 1]
+    least = min(NUMBERS / plan.layer.products, 1 - ZEROS)
+    return np.count_nonzero(some, axis=(1, 2)) < least * some[0].size
 
 
 def magnitude_weights(w: np.ndarray) -> np.ndarray:
