@@ -40,8 +40,8 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
     """Return ncu's counters by kernel, summed over its launches."""
     kernels = {name: dispatch.find(name) for name in dispatch.names("gpu")}
     names = [name for name, one in kernels.items() if one.sources and one.sources[-1].parent.name == "ladder"]
-    arguments = [*counters.AGAIN, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]
-    return counters.measured(arguments, METRICS)
+    arguments = [*counters.COMMAND, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]
+    return counters.collect_metrics(arguments, METRICS)
 
 
 if __name__ == "__main__":

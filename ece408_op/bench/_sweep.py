@@ -48,7 +48,7 @@ def record(results: Results) -> None:
                 if kernel.predicted_milliseconds is not roofline_milliseconds
             }
             tiles = {row.kernel: row.details["tile"] for row in case.rows if row.details.get("tile")}
-            rows.append(tuning.Measured(case.problem, times, predicted, tiles))
+            rows.append(tuning.LayerTimes(case.problem, times, predicted, tiles))
     table = tuning.ChipTable(chip.name, chip.capability, tuple(rows))
     write_text(tuning.TABLE, tuning.merged(tuning.read(tuning.TABLE), table))
     tuning.read.cache_clear()

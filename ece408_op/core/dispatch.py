@@ -137,7 +137,7 @@ def _candidates(problem: ConvProblem, device: str, precision: str, chip: Chip | 
             kernel = known[name]
             return kernel.predicted_milliseconds(problem, chip) if kernel.recommended(problem, chip) else math.inf
 
-        order = {name: place for place, name in enumerate(tuning.preference(problem, chip, known, predicted))}
+        order = {name: place for place, name in enumerate(tuning.ranked_by_time(problem, chip, known, predicted))}
         candidates.sort(key=lambda kernel: order.get(kernel.name, len(order)))
 
     def recommended(kernel: Kernel) -> bool:

@@ -22,16 +22,16 @@ from ._hypotheses import Case, Hypothesis
 from .kernel import EPS32, SMALLEST32, float32_bound
 from .source_lines import line_of
 
-#: A hypothesis may leave this share of the wrong elements unexplained, or the number if it is a tenth or less.
-_FEW, _FEW_AT_LEAST = 0.02, 2
-#: Filters and images on which a hypothesis is tried first.
-_TRIED = 3
-#: A row and the like counts as not written from this share of its elements on.
-_MOST = 0.9
-#: In less precision, more elements than this share have errors that float32's sums rarely have.
-_ROUNDED = 0.3
-#: With fewer elements an average says little.
-_ENOUGH = 100
+#: A hypothesis may leave this share of the wrong elements unexplained, or this many if they are a tenth or less.
+_UNEXPLAINED_SHARE, _UNEXPLAINED_COUNT = 0.02, 2
+#: A local hypothesis is tried on one image and this many filters first.
+_TRIAL_FILTERS = 3
+#: A row, column, filter or image counts as not written if this share of its elements was not.
+_UNWRITTEN_SHARE = 0.9
+#: The share of elements with errors above a float32 sum's usual ones, from which less precision is considered.
+_ROUNDED_SHARE = 0.3
+#: The fewest elements whose errors are averaged.
+_SAMPLE_SIZE = 100
 
 
 #: The mistake's name where the output is right, in less than float32's precision; where it is right if y was 0; where
@@ -178,7 +178,7 @@ def _best(
     part_of: tuple[int, int],
 ) -> tuple[str, str, int]:
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
-    few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
+    few = max(int(_UNEXPLAINED_SHARE * wrong.sum()), min(_UNEXPLAINED_COUNT, int(wrong.sum()) // 10))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
         name, where = _region(unwritten, wrong, *part_of)
@@ -189,7 +189,7 @@ def _best(
     if not case.y.any():
         return "zeros", "Your output is 0 everywhere", 0
     error = np.abs(case.y - case.exact)
-    if (error > 2 * EPS32 * size).mean() > _ROUNDED:
+    if (error > 2 * EPS32 * size).mean() > _ROUNDED_SHARE:
         share = _root_mean_square(case, error)
         for name, most, most_share in _hypotheses.roundings(case, size):
             if (error <= most + allowed).all() and share <= most_share:
@@ -213,7 +213,7 @@ def _root_mean_square(case: Case, error: np.ndarray) -> float:
     """Return that of the errors, each divided by the root of the sum of its products' squares; 0 for few elements."""
     roots = np.sqrt(_hypotheses.products(_hypotheses.windows(case.x, case.problem) ** 2, case.w**2))
     some = roots > 0
-    if some.sum() < _ENOUGH:
+    if some.sum() < _SAMPLE_SIZE:
         return 0.0
     return float(np.sqrt(np.mean((error[some] / roots[some]) ** 2)))
 
@@ -222,9 +222,9 @@ def _hypotheses_to_try(case: Case, wrong: np.ndarray, few: int) -> Iterator[Hypo
     """Yield the hypotheses; the local ones only if they explain an image and a few filters that are wrong."""
     p, y = case.problem, case.y
     image = int(wrong.sum((1, 2, 3)).argmax())
-    filters = np.argsort(-wrong[image].sum((1, 2)), kind="stable")[:_TRIED]
+    filters = np.argsort(-wrong[image].sum((1, 2)), kind="stable")[:_TRIAL_FILTERS]
     part = y[image : image + 1, filters]
-    limit = max(_FEW_AT_LEAST, few, int(_FEW * wrong[image, filters].sum()))
+    limit = max(_UNEXPLAINED_COUNT, few, int(_UNEXPLAINED_SHARE * wrong[image, filters].sum()))
     for name, text, change in _hypotheses.LOCAL:
         pixels, w = change(case.x[image : image + 1], case.w[filters], p)
         scale = _hypotheses.products(np.abs(pixels), np.abs(w))
@@ -242,10 +242,10 @@ def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -
 
     first: the number of the first image among all ``images``.
     """
-    if unwritten.mean() > _MOST and wrong.all() and not first:
+    if unwritten.mean() > _UNWRITTEN_SHARE and wrong.all() and not first:
         return NOTHING_WRITTEN, "any element of y"
     # An element whose exact result is what y held before seems written: at first, none does.
-    for most in (1 - 1e-9, _MOST):
+    for most in (1 - 1e-9, _UNWRITTEN_SHARE):
         rest, parts, hint = unwritten.copy(), [], ""
         for axis, name in enumerate(("image", "filter", "row", "column")):
             others = tuple(a for a in range(4) if a != axis)

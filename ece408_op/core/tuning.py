@@ -38,7 +38,7 @@ _TUNED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerTimes:
     """The measurements of one layer, by kernel name.
 
     milliseconds: times. estimates: predictions of the kernels that have their own; that of the others is
@@ -62,7 +62,7 @@ class ChipTable:
 
     chip: str
     capability: tuple[int, ...]
-    layers: tuple[Measured, ...]
+    layers: tuple[LayerTimes, ...]
 
     @cached_property
     def tiles(self) -> dict[tuple[str, ConvProblem], dict[str, int]]:
@@ -71,7 +71,7 @@ class ChipTable:
         return {(name, layer): tile for layer, tiles in rows for name, tile in tiles.items()}
 
 
-def preference(
+def ranked_by_time(
     problem: ConvProblem, chip: Chip, names: Iterable[str], estimate: Callable[[str], float], path: Path = TABLE
 ) -> list[str]:
     """Return the measured ones of the names, the fastest first by predicted time; empty without a table.
@@ -107,19 +107,19 @@ def recorded_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABL
     A tile has the values, by name, in which the kernel's candidates differ. A tile of ``use_tile`` comes first.
     """
     layer = problem.with_batch(1)
-    used = _used.get((name, layer, chip.name))
+    used = _tuned_tiles.get((name, layer, chip.name))
     if used is not None:
         return used
     return next((t.tiles[name, layer] for t in _nearest_chips(read(path), chip) if (name, layer) in t.tiles), {})
 
 
 #: Tiles that were measured in this process.
-_used: dict[tuple[str, ConvProblem, str], Mapping[str, int]] = {}
+_tuned_tiles: dict[tuple[str, ConvProblem, str], Mapping[str, int]] = {}
 
 
 def use_tile(name: str, problem: ConvProblem, chip: Chip, tile: Mapping[str, int]) -> None:
     """Have a kernel take this tile for a layer, any batch, in this process."""
-    _used[name, problem.with_batch(1), chip.name] = tile
+    _tuned_tiles[name, problem.with_batch(1), chip.name] = tile
     forget_programs()
 
 
@@ -171,7 +171,7 @@ def _warn_of_other_chip(name: str, other: str) -> None:
     )
 
 
-def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured], estimate: float) -> float:
+def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[LayerTimes], estimate: float) -> float:
     """Return a kernel's predicted milliseconds, from rows with the nearest first."""
     near = [row for row in rows if name in row.milliseconds][:_NEAREST]
     if near[0].problem == problem:
@@ -211,11 +211,11 @@ def read(path: Path) -> tuple[ChipTable, ...]:
         raise DataError(f"{path}: expected a table written by ece408-bench sweep, got {error!r}") from error
 
 
-def _measured(row: dict[str, Any]) -> Measured:
+def _measured(row: dict[str, Any]) -> LayerTimes:
     times, estimates = row["milliseconds"], row.get("estimates", {})
     if not all(0 < ms < math.inf for ms in (*times.values(), *estimates.values())):
         raise ValueError(f"milliseconds: expected finite numbers above 0, got {times} and {estimates}")
-    return Measured(ConvProblem(*row["layer"]), times, estimates, row.get("tiles", {}))
+    return LayerTimes(ConvProblem(*row["layer"]), times, estimates, row.get("tiles", {}))
 
 
 def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
@@ -224,10 +224,10 @@ def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
     for row in (row for table in tables if table.chip == new.chip for row in table.layers):
         newer = layers.get(row.problem, row)
         times, estimates = {**row.milliseconds, **newer.milliseconds}, {**row.estimates, **newer.estimates}
-        layers[row.problem] = Measured(row.problem, times, estimates, {**row.tiles, **newer.tiles})
+        layers[row.problem] = LayerTimes(row.problem, times, estimates, {**row.tiles, **newer.tiles})
     chips = [replace(new, layers=tuple(layers.values())), *(table for table in tables if table.chip != new.chip)]
 
-    def rounded(row: Measured, times: dict[str, float]) -> dict[str, float]:
+    def rounded(row: LayerTimes, times: dict[str, float]) -> dict[str, float]:
         return {name: round(times[name], 4) for name in row.order if name in times}
 
     data = [

@@ -42,7 +42,7 @@ def add(asked: Asked, checked: Checked) -> None:
         if checked.file is None or checked.path.suffix.lower() == ".py":
             raise DeviceError("expected a CUDA file that runs on a GPU")
         sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
-        found = counters.measured(["-m", __name__, checked.file.program.what, *sizes], SUMS, SHARES, SECONDS)
+        found = counters.collect_metrics(["-m", __name__, checked.file.program.what, *sizes], SUMS, SHARES, SECONDS)
     except (DataError, DeviceError) as error:
         result["ncu"] = f"without Nsight Compute's counters: {' '.join(str(error).split())}"
         return
@@ -57,7 +57,7 @@ def _launch(library: str, problems: Sequence[ConvProblem]) -> None:
         x, w = map(cupy.asarray, inputs(problem))
         y = cupy.empty(problem.y_shape, "f")
         y.data.memset(0, y.nbytes)  # no kernel, so ncu does not list it
-        counters.mark(f"layer_{number}")
+        counters.launch_marker(f"layer_{number}")
         shapes = (problem.y_shape, problem.x_shape, problem.w_shape)
         pointers = (array.data.ptr for array in (y, x, w))
         forward(ctypes.byref(Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))))

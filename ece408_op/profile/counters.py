@@ -33,23 +33,23 @@ SUMS = {"read": ["dram__bytes_read.sum"], "written": ["dram__bytes_write.sum"], 
 SHARES = {"occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active"}
 _TIME = "gpu__time_duration.sum"
 
-_MARK = "next_is_"
+_MARKER = "next_is_"
 #: Python's arguments for this command.
-AGAIN = ("-m", "ece408_op.profile.counters")
+COMMAND = ("-m", "ece408_op.profile.counters")
 #: A kernel that repeats its launches more often than this is left out: ncu takes some 100 times as long as a launch.
 _MOST_REPEATS = 16
-_LATE = 124  # the exit code of coreutils' timeout, which ends ncu and what it started
+_TIMED_OUT = 124  # the exit code of coreutils' timeout, which ends ncu and what it started
 #: Four of these bytes are 0.0115 in float32.
-_BYTE = 0x3C
+_FILL_BYTE = 0x3C
 
 
-def measured(
+def collect_metrics(
     arguments: Sequence[str],
     sums: Mapping[str, Sequence[str]],
     shares: Mapping[str, str] = MappingProxyType({}),
     seconds: float = 3600,
 ) -> dict[str, dict[str, float]]:
-    """Run Python with these arguments under ncu, which leaves the clocks alone; return figures by ``mark``.
+    """Run Python with these arguments under ncu, which leaves the clocks alone; return figures by ``launch_marker``.
 
     A figure of ``sums`` adds up these metrics of all launches after the mark; one of ``shares``, a metric in percent,
     is weighted by the launches' times. Raises DeviceError without ncu, and DataError where it fails, takes longer, or
@@ -66,14 +66,14 @@ def measured(
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = log.read_text(encoding="utf-8") if log.is_file() else ""
     if done.returncode:
-        text = (done.stderr or done.stdout or lines).strip()[-500:]
-        raise DataError(f"{PROFILER}: {f'it took longer than {seconds:g} s' if done.returncode == _LATE else text}")
+        late, text = f"it took longer than {seconds:g} s", (done.stderr or done.stdout or lines).strip()[-500:]
+        raise DataError(f"{PROFILER}: {late if done.returncode == _TIMED_OUT else text}")
     found: dict[str, list[dict[str, float]]] = {}
     launches: list[dict[str, float]] = []
     for line in csv.DictReader(line for line in lines.splitlines() if line.startswith('"')):
         name = line["Kernel Name"].split("(")[0]
-        if name.startswith(_MARK):
-            launches = found.setdefault(name[len(_MARK) :], [])
+        if name.startswith(_MARKER):
+            launches = found.setdefault(name[len(_MARKER) :], [])
         elif line["ID"]:  # the line after the head has the units, and no ID
             launches.append({metric: _number(line.get(metric) or "") for metric in wanted})
     figures = {}
@@ -91,9 +91,9 @@ def _number(word: str) -> float:
         raise DataError(f"{PROFILER}: expected a number, got {word!r}; may this user read the counters?") from None
 
 
-def mark(name: str) -> None:
-    """Launch an empty kernel, so that ``measured`` gives the launches after it this name."""
-    cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
+def launch_marker(name: str) -> None:
+    """Launch an empty kernel, so that ``collect_metrics`` gives the launches after it this name."""
+    cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARKER}{name}() {{}}', f"{_MARKER}{name}")((1,), (1,), ())
 
 
 def launch(problem: ConvProblem, names: Sequence[str]) -> None:
@@ -101,14 +101,14 @@ def launch(problem: ConvProblem, names: Sequence[str]) -> None:
     cupy, chip = cuda.cupy(), cuda.chip()
     x, w, y = (cupy.empty(shape, "f") for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
     for array in (x, w, y):
-        array.data.memset(_BYTE, array.nbytes)  # a memset is no kernel, so ncu does not list it
+        array.data.memset(_FILL_BYTE, array.nbytes)  # a memset is no kernel, so ncu does not list it
     aligned = cuda.alignment(x.data.ptr, w.data.ptr, y.data.ptr)
     for name in names:
         kernel = dispatch.find(name)
         if not isinstance(kernel, CudaKernel) or kernel.not_supported_reasons(problem, chip):
             continue
         if len(kernel.plan(problem, chip, aligned).launch_ranges(problem.batch)) <= _MOST_REPEATS:
-            mark(name)
+            launch_marker(name)
             kernel.run(problem, x, w, y)
             cuda.wait(name, cupy.cuda.get_current_stream())
 
@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             channels, height, width, filters, kernel = map(int, options.layer.split("x"))
             launch(ConvProblem(options.images, channels, height, width, filters, kernel), options.impl)
             return OK
-        again = [*AGAIN, options.layer, "--images", str(options.images), "--impl", *options.impl, "--launch"]
-        found = measured(again, SUMS, SHARES)
+        again = [*COMMAND, options.layer, "--images", str(options.images), "--impl", *options.impl, "--launch"]
+        found = collect_metrics(again, SUMS, SHARES)
     except (DataError, DeviceError) as error:
         print(error, file=sys.stderr)
         return FAILED if isinstance(error, DataError) else CANNOT

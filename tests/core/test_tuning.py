@@ -9,7 +9,7 @@ from process import python
 
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
-from ece408_op.core.tuning import ChipTable, Measured
+from ece408_op.core.tuning import ChipTable, LayerTimes
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
@@ -19,13 +19,13 @@ NAMES = ("a", "b", "c", "new", "fast", "slow")
 SMALL, LARGE = ConvProblem(10_000, 1, 28, 28, 6, 5), ConvProblem(10_000, 64, 28, 28, 256, 11)
 HOPPER, ADA = Chip("hopper", (9, 0), 132), Chip("ada", (8, 9), 128)
 TABLES = (
-    ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 2.0, "a": 1.0}), Measured(LARGE, {"a": 9.0, "b": 3.0}))),
-    ChipTable("ada", (8, 9), (Measured(SMALL, {"c": 1.0}),)),
+    ChipTable("hopper", (9, 0), (LayerTimes(SMALL, {"b": 2.0, "a": 1.0}), LayerTimes(LARGE, {"a": 9.0, "b": 3.0}))),
+    ChipTable("ada", (8, 9), (LayerTimes(SMALL, {"c": 1.0}),)),
 )
 
 
 def preference(problem, chip, path, estimate=None):
-    return tuning.preference(
+    return tuning.ranked_by_time(
         problem, chip, NAMES, estimate or (lambda name: roofline_milliseconds(problem, chip)), path
     )
 
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_back(table):
 
 
 def test_times_of_other_kernels_on_the_same_layer_are_kept(tmp_path):
-    again = ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 0.5, "new": 3.0}),))
+    again = ChipTable("hopper", (9, 0), (LayerTimes(SMALL, {"b": 0.5, "new": 3.0}),))
     path = tmp_path / "again.json"
     path.write_text(tuning.merged(TABLES, again))
     hopper = next(each for each in tuning.read(path) if each.chip == "hopper")
@@ -61,7 +61,7 @@ def test_the_nearest_measured_layer_decides(table):
 
 def test_a_layers_tile_serves_every_batch_until_another_is_used(tmp_path):
     path, recorded, other = tmp_path / "tuning.json", {"lines": 2}, {"lines": 7}
-    rows = (Measured(SMALL, {"a": 1.0}, tiles={"a": recorded}), Measured(LARGE, {"a": 9.0}, tiles={"a": other}))
+    rows = (LayerTimes(SMALL, {"a": 1.0}, tiles={"a": recorded}), LayerTimes(LARGE, {"a": 9.0}, tiles={"a": other}))
     path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
     assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == recorded
     assert tuning.recorded_tile("a", LARGE, ADA, path) == other
@@ -89,7 +89,7 @@ def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_
     # On another layer, ten times as much work, "fast" took a tenth of what "measured" did.
     path = tmp_path / "tuning.json"
     more = ConvProblem(10_000, 1, 84, 84, 6, 5)
-    rows = (Measured(SMALL, {"a": 1.0, "b": 0.2}), Measured(more, {"a": 9.0, "fast": 0.9, "slow": 90.0}))
+    rows = (LayerTimes(SMALL, {"a": 1.0, "b": 0.2}), LayerTimes(more, {"a": 9.0, "fast": 0.9, "slow": 90.0}))
     path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
     assert preference(SMALL, HOPPER, path) == ["fast", "b", "a", "slow"]
 
@@ -97,7 +97,7 @@ def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_
 def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
     # Both took as long on a layer that is a little different, where "a" expected to take 1 ms and "b" 4.
     path = tmp_path / "tuning.json"
-    row = Measured(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0})
+    row = LayerTimes(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0})
     path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), (row,))))
     near = ConvProblem(10_000, 1, 30, 30, 8, 5)
     assert preference(near, HOPPER, path, {"a": 3.0, "b": 4.0}.get) == ["b", "a"]
