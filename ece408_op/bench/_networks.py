@@ -228,10 +228,7 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
     """
     if not layers.pytorch_has_cuda():
         return
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    torch = layers.pytorch()
     images = torch.from_numpy(pixels)
 
     def on_gpu(run: Callable[[Any], Any], here: Any) -> Any:

@@ -103,10 +103,7 @@ def _pytorch(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[t
     """PyTorch's steps in float32, with TF32 off; nothing where PyTorch has no GPU."""
     if not layers.pytorch_has_cuda():
         return
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    torch = layers.pytorch()
     images, target = torch.from_numpy(pixels), torch.from_numpy(labels).long().cuda()
     here = images.cuda()
 

@@ -191,10 +191,7 @@ def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last
 
     The conversion to the memory format and to the precision is not timed.
     """
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch = pytorch(precision)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dtype = torch.float16 if precision == "fp16" else torch.float32
     attributes = problem.stride, problem.pad, problem.dilate, problem.groups
@@ -263,6 +260,15 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             tile = {"tile": dict(tiles[kernel.name])} if tiles.get(kernel.name) else {}
             row = replace(row, details={"launches": launches(kernel, problem, x, w, out), **tile})  # noqa: PLW2901
         yield row
+
+
+def pytorch(precision: str = "float32") -> Any:
+    """Return the module torch, which searches for cuDNN's fastest algorithms, and uses TF32 only if it is asked to."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch
 
 
 def pytorch_has_cuda() -> bool:
