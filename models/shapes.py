@@ -13,6 +13,7 @@ from ece408_op.graph import node_conversion
 from ece408_op.graph.symbol_graph import VARIABLE, Graph
 from ece408_op.plugin import mxnet_import
 from ece408_op.plugin.attributes import LAYER, integers, is_mxnets_own
+from ece408_op.plugin.mxnet_errors import sentence_of
 
 from .files import Network, data_node, find, read_graph, read_weights
 
@@ -79,7 +80,7 @@ def load_symbol(graph: Graph, path: Path) -> Any:
     try:
         return mx.sym.load_json(graph.for_mxnet())
     except mx.MXNetError as error:
-        raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {_reason(error)}") from None
+        raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {sentence_of(error)}") from None
 
 
 #: The weights before the first one that does not fit an image, minus that one's difference in elements, and a message.
@@ -132,7 +133,7 @@ class _Shapes:
             # Not infer_shape, which prints its arguments to stdout on failure.
             arguments, _, states = self.symbol.infer_shape_partial(data=(1, *image))
         except mx.MXNetError as error:
-            return -1, 0, _reason(error)
+            return -1, 0, sentence_of(error)
         inferred = dict(zip(self.symbol.list_arguments(), arguments))
         inferred.update(zip(self.symbol.list_auxiliary_states(), states))
         for fitting, name in enumerate(self.trained):
@@ -166,8 +167,3 @@ class _Shapes:
                 if len(weight) == _DIMENSIONS:
                     return weight[1] * int(node.attrs.get("num_group", "1"))
         return 1
-
-
-def _reason(error: Exception) -> str:
-    """Return the last line of an MXNetError: the reason, without the stack above it."""
-    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__

@@ -178,12 +178,6 @@ def test_the_courses_networks(name, layers):
     assert [(layer.x, layer.w, layer.y) for layer in found.convolutions] == expected
 
 
-def test_titles():
-    titles = {name: models.find(name).title for name in LEAST}
-    assert titles.pop("ece408-2018sp") == titles.pop("ece408-2018fa") == "ece408"
-    assert titles == {name: name for name in titles}
-
-
 def test_the_highest_number_counts(folder):
     for epoch in (2, 9, 10, 10000):
         put(folder, "a", epoch)
