@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import index
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -151,8 +150,8 @@ def load_test(
 
     Raises DataError if ``size`` is below 1 or ``count`` outside 1 to 10000, and for the reasons of ``find_test``.
     """
-    size = _whole("size", size, math.inf, "1 or more")
-    count = _whole("count", count, TEST[0].shape[0], f"1 to {TEST[0].shape[0]}")
+    if not 1 <= count <= TEST[0].shape[0]:
+        raise DataError(f"count: expected 1 to {TEST[0].shape[0]}, got {count}")
     images, labels, source = find_test(folder) if found is None else found
     pixels = _sized(images[:count], size)
     return TestSet(pixels.astype(np.float32)[:, None], labels[:count].copy(), source)
@@ -164,7 +163,6 @@ def load_training(size: int = ORIGINAL_SIZE, folder: str | os.PathLike[str] | No
     Raises DataError if ``size`` is below 1, and for the reasons of ``find_test``; also if no place has the files,
     because no sample set replaces them.
     """
-    size = _whole("size", size, math.inf, "1 or more")
     images, labels = _find(TRAINING, folder)
     return TrainingSet(_sized(images, size)[:, None], labels)
 
@@ -183,17 +181,9 @@ def cache_folder() -> Path | None:
         return None
 
 
-def _whole(name: str, value: int, most: float, expected: str) -> int:
-    """Return the value as an int of at least 1 and at most ``most``."""
-    try:
-        if 1 <= index(value) <= most:
-            return index(value)
-    except TypeError:
-        pass
-    raise DataError(f"{name}: expected an integer of {expected}, got {value!r}")
-
-
 def _sized(images: np.ndarray, size: int) -> np.ndarray:
+    if size < 1:
+        raise DataError(f"size: expected 1 or more, got {size}")
     return images if size == images.shape[1] else resize(images, size)
 
 

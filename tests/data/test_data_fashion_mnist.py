@@ -260,11 +260,9 @@ def test_training_set_has_no_stand_in(published: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 0}, "count: expected an integer of 1 to 6, got 0"),
-        ({"count": COUNT + 1}, "count: expected an integer of 1 to 6, got 7"),
-        ({"count": 2.0}, "count: expected an integer of 1 to 6, got 2.0"),
-        ({"size": 0}, "size: expected an integer of 1 or more, got 0"),
-        ({"size": "72"}, "size: expected an integer of 1 or more, got '72'"),
+        ({"count": 0}, "count: expected 1 to 6, got 0"),
+        ({"count": COUNT + 1}, "count: expected 1 to 6, got 7"),
+        ({"size": 0}, "size: expected 1 or more, got 0"),
     ],
 )
 def test_wrong_arguments(published: Path, arguments: dict, message: str) -> None:
