@@ -324,6 +324,8 @@ def test_no_two_living_values_share_memory(seed):
     args = {"data": stream.uniform(-1, 1, (2, 3)).astype("f")}
     network = fused(symbol, {"data": (2, 3)})
     planned = plan(network, network.infer({"data": (2, 3)}))
+    nodes = network.graph.nodes
+    assert all(value == variable or nodes[value].operator.view for value, variable in planned.given.items())
     ends = {value: planned.offsets[value] + 4 * prod(planned.shapes[value]) for value in planned.offsets}
     computed = []
     for number, node in network.operators:
