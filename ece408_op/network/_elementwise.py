@@ -11,34 +11,20 @@ import numpy as np
 
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, number
 
-#: Fill the output from an array of the same shape, which may be the output itself.
-Unary = Callable[[Arrays, Any, Any], None]
+#: Fills the output, the last argument, from an array of its shape, which may be the output itself, by NumPy or CuPy.
+Unary = Callable[[Any, Any, Any], Any]
 
 #: Constants of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017, equation 14).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-
-def _sigmoid(arrays: Arrays, x: Any, out: Any) -> None:
-    xp = arrays.xp
-    xp.negative(x, out=out)
-    xp.exp(out, out=out)
-    xp.add(out, np.float32(1), out=out)
-    xp.divide(np.float32(1), out, out=out)
-
-
-#: The types of Activation.
-_TYPES: dict[str, Unary] = {
-    "relu": lambda arrays, x, out: arrays.xp.maximum(x, np.float32(0), out=out),
-    "sigmoid": _sigmoid,
-    "tanh": lambda arrays, x, out: arrays.xp.tanh(x, out=out),
-    "softrelu": lambda arrays, x, out: arrays.xp.logaddexp(x, np.float32(0), out=out),
-    "softsign": lambda arrays, x, out: arrays.xp.divide(x, arrays.xp.absolute(x) + np.float32(1), out=out),
-}
-
-#: What a layer can apply to its output.
+#: What a layer can apply to its output: the types of Activation, and relu6.
 ACTIVATIONS: dict[str, Unary] = {
-    **_TYPES,
-    "relu6": lambda arrays, x, out: arrays.xp.clip(x, np.float32(0), np.float32(6), out=out),
+    "relu": lambda xp, x, out: xp.maximum(x, np.float32(0), out=out),
+    "sigmoid": lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),
+    "tanh": lambda xp, x, out: xp.tanh(x, out=out),
+    "softrelu": lambda xp, x, out: xp.logaddexp(x, np.float32(0), out=out),
+    "softsign": lambda xp, x, out: xp.divide(x, xp.absolute(x) + np.float32(1), out=out),
+    "relu6": lambda xp, x, out: xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
 #: A derivative, from NumPy or CuPy, the operands and the result; None is 1.
@@ -73,14 +59,14 @@ class Activation(Operator):
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
     inplace = True
-    act_type: str = choice(*_TYPES)
+    act_type: str = choice(*list(ACTIVATIONS)[:-1])
 
     @property
     def activation(self) -> str:
         return self.act_type if self.op == "Activation" else self.op
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        ACTIVATIONS[self.activation](arrays, inputs[0], out)
+        ACTIVATIONS[self.activation](arrays.xp, inputs[0], out)
 
 
 @dataclass(frozen=True)
@@ -104,27 +90,28 @@ class LeakyReLU(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, xp = inputs[0], arrays.xp
         if self.act_type == "gelu":
-            half = x * np.float32(0.5)
             arrays.erf(x * np.float32(1 / sqrt(2)), out)
-            xp.add(out, np.float32(1), out=out)
-            xp.multiply(out, half, out=out)
-            return
-        if self.act_type == "prelu":
-            negative = x * self._slopes(inputs)
+            xp.multiply(out + np.float32(1), x * np.float32(0.5), out=out)
         elif self.act_type in ("elu", "selu"):
-            negative = xp.expm1(x) * np.float32(self.slope if self.act_type == "elu" else _SELU_ALPHA)
+            slope, scale = self._elu
+            out[...] = xp.where(x > 0, x, xp.expm1(x) * np.float32(slope))
+            if scale != 1:
+                xp.multiply(out, np.float32(scale), out=out)
         else:
-            # At inference a random slope is the middle of its range.
-            middle = (self.lower_bound + self.upper_bound) / 2
-            negative = x * np.float32(middle if self.act_type == "rrelu" else self.slope)
-        out[...] = xp.where(x > 0, x, negative)
-        if self.act_type == "selu":
-            xp.multiply(out, np.float32(_SELU_SCALE), out=out)
+            out[...] = xp.where(x > 0, x, x * self._slopes(inputs))
+
+    @property
+    def _elu(self) -> tuple[float, float]:
+        """The slope below zero, and the factor of all values, of elu and selu."""
+        return (self.slope, 1) if self.act_type == "elu" else (_SELU_ALPHA, _SELU_SCALE)
 
     def _slopes(self, inputs: Sequence[Any]) -> Any:
-        """Return prelu's slopes in a shape that broadcasts to the data's."""
-        x, gamma = inputs
-        return gamma if x.ndim < 2 else gamma.reshape(1, -1, *[1] * (x.ndim - 2))
+        """Return the slopes below zero; those of prelu in a shape that broadcasts to the data's."""
+        if self.act_type == "prelu":
+            x, gamma = inputs
+            return gamma if x.ndim < 2 else gamma.reshape(1, -1, *[1] * (x.ndim - 2))
+        # At inference a random slope is the middle of its range.
+        return np.float32((self.lower_bound + self.upper_bound) / 2 if self.act_type == "rrelu" else self.slope)
 
     def check_gradient(self, several: bool) -> None:
         if self.act_type == "rrelu":
@@ -137,14 +124,16 @@ class LeakyReLU(Operator):
             arrays.erf(x * np.float32(1 / sqrt(2)), cumulative)
             density = xp.exp(x * x * np.float32(-0.5)) * np.float32(1 / sqrt(2 * pi))
             return [gradient * (np.float32(0.5) * (1 + cumulative) + x * density)]
-        if self.act_type == "prelu":
-            slopes = self._slopes(given.inputs)
+        if self.act_type in ("elu", "selu"):
+            slope, scale = self._elu
+            below = xp.exp(xp.minimum(x, 0)) * np.float32(scale * slope)
+            return [gradient * xp.where(x > 0, np.float32(scale), below)]
+        slopes = self._slopes(given.inputs)
+        found = [gradient * xp.where(x > 0, np.float32(1), slopes)]
+        if gamma:
             to_slopes = reduced_to(xp, gradient * xp.where(x > 0, np.float32(0), x), slopes.shape)
-            return [gradient * xp.where(x > 0, np.float32(1), slopes), to_slopes.reshape(gamma[0].shape)]
-        if self.act_type == "leaky":
-            return [gradient * xp.where(x > 0, np.float32(1), np.float32(self.slope))]
-        slope, scale = (self.slope, 1) if self.act_type == "elu" else (_SELU_ALPHA, _SELU_SCALE)
-        return [gradient * xp.where(x > 0, np.float32(scale), xp.exp(xp.minimum(x, 0)) * np.float32(scale * slope))]
+            found.append(to_slopes.reshape(gamma[0].shape))
+        return found
 
 
 @dataclass(frozen=True)

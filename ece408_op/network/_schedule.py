@@ -53,7 +53,7 @@ class ArrayComputation(Computation):
         def call() -> None:
             self._node.operator.compute(self._arrays, inputs, out)
             if self._node.epilogue:
-                ACTIVATIONS[self._node.epilogue](self._arrays, out, out)
+                ACTIVATIONS[self._node.epilogue](self._arrays.xp, out, out)
 
         return call
 

@@ -41,7 +41,7 @@ def compute(operator, inputs, out, epilogue=None):
     """Fill the output as at inference."""
     _compute(operator, inputs, out)
     if epilogue:
-        ACTIVATIONS[epilogue](NumpyArrays(), out, out)
+        ACTIVATIONS[epilogue](np, out, out)
 
 
 def train(node, inputs, out, seed=0):
