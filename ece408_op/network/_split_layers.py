@@ -138,9 +138,8 @@ class _SplitAffine(Computation):
         cp, channels = cuda.cupy(), self._x[1]
         factors: Sequence[Any] = cp.ones(channels, np.float32), cp.zeros(channels, np.float32)
         if isinstance(self._operator, BatchNorm):
-            factors = self._operator.factors(inputs[1:])
-        factor, added = (_padded(each.astype(np.float32)) for each in factors)
-        self._parameters = {"w": factor, "bias": added, "limits": split_form.output_limits(factor, added)}
+            factors = [each.astype(np.float32) for each in self._operator.factors(inputs[1:])]
+        self._parameters = _by_tap(factors[0].reshape(-1, 1), factors[1])
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         return cuda.prepared_launch(self._program, self._x[0], {**arrays_of(inputs[:1], out), **self._parameters})
@@ -227,10 +226,14 @@ class _DepthwiseConvolution(_SplitConvolution):
         return split_passes.depthwise(problem.x_shape, output, *windows, _expression(self._node.epilogue))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
-        cp, taps = cuda.cupy(), w.reshape(len(w), -1)
-        bias = cp.zeros(len(w), np.float32) if bias is None else bias
-        by_tap = cp.ascontiguousarray(_padded(taps).T)
-        return {"w": by_tap, "bias": _padded(bias), "limits": split_form.output_limits(taps, bias)}
+        bias = cuda.cupy().zeros(len(w), np.float32) if bias is None else bias
+        return _by_tap(w.reshape(len(w), -1), bias)
+
+
+def _by_tap(taps: Any, bias: Any) -> dict[str, Any]:
+    """Return the arrays of a depthwise pass for filters (C, taps): one tap of all channels after another."""
+    w = cuda.cupy().ascontiguousarray(_padded(taps).T)
+    return {"w": w, "bias": _padded(bias), "limits": split_form.output_limits(taps, bias)}
 
 
 def _padded(values: Any) -> Any:

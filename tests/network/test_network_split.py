@@ -34,17 +34,12 @@ def outputs(x, w, bias=None, activation=None, split=True):
     return got
 
 
-def values(kind, rows, columns, products, seed=0):
-    stream = np.random.RandomState(seed)
-    if kind == "mixed":
-        return (
-            stream.uniform(-1, 1, (rows, products)).astype("f"),
-            stream.normal(size=(columns, products)).astype("f"),
-        )
-    return (
-        stream.randint(0, 256, (rows, products)).astype("f"),
-        abs(stream.normal(size=(columns, products))).astype("f"),
-    )
+def values(kind, rows, columns, products):
+    stream = np.random.RandomState(0)
+    x, w = stream.uniform(-1, 1, (rows, products)), stream.normal(size=(columns, products))
+    if kind == "positive":
+        x, w = stream.randint(0, 256, (rows, products)), abs(w)
+    return x.astype("f"), w.astype("f")
 
 
 def error(got, x, w):
