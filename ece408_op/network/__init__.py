@@ -6,7 +6,7 @@ engine.py     inference on one GPU: parameters, chunks of images, memory
 trainer.py    training steps on one GPU or several: copies in, computation, copies out
 optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 
-Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
+Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``,
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on

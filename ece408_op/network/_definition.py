@@ -1,6 +1,6 @@
 """What an operator is to a network: a class with its attributes, its computation and its gradient.
 
-MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class to ``_layers``, ``_pooling``,
+MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class to ``_layers``,
 ``_elementwise`` or ``_shaping``. To add a property that operators have, add a method to ``Operator``.
 """
 

@@ -12,8 +12,7 @@ from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
 from ._definition import SHAPE
 from ._elementwise import Activation, Clip
-from ._layers import Convolution
-from ._pooling import Pooling
+from ._layers import Convolution, Pooling
 
 
 def fused(graph: Graph) -> Graph:

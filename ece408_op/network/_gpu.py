@@ -23,9 +23,8 @@ from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, SplitFullyConnected, blas, is_profitable
 from ._formats import SplitUse
-from ._layers import BatchNorm, Convolution, FullyConnected
+from ._layers import BatchNorm, Convolution, FullyConnected, Pooling
 from ._network import described
-from ._pooling import Pooling
 from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, Timed, in_order
 from ._shaping import Softmax, SoftmaxOutput
 

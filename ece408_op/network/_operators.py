@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import _elementwise, _layers, _pooling, _shaping
+from . import _elementwise, _layers, _shaping
 from ._definition import Operator, Unsupported
 
 #: The operators' classes, in the order of their definitions.
 _CLASSES: list[type[Operator]] = [
     kind
-    for module in (_layers, _pooling, _elementwise, _shaping)
+    for module in (_layers, _elementwise, _shaping)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and "names" in vars(kind)
 ]
@@ -34,7 +34,7 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
     """Return the operator of a node's op and attributes; raises Unsupported, which names the attribute."""
     name = _NUMPY.get(op, op)
     if op == "_contrib_AdaptiveAvgPooling2D" and attrs.get("output_size", "").strip("()[], ") in ("", "1", "1, 1"):
-        return _pooling.Pooling("Pooling", pool_type="avg", global_pool=True)
+        return _layers.Pooling("Pooling", pool_type="avg", global_pool=True)
     if name not in OPERATORS:
         raise Unsupported("unsupported operator")
     no_axes = attrs.get("axis", "None").strip("()[] ") in ("None", "")

@@ -14,7 +14,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
 from ._definition import Shape
-from ._pooling import Pooling
+from ._layers import Pooling
 from ._schedule import Call
 
 _FOLDER = Path(__file__).parent

@@ -22,9 +22,8 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
-from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected
+from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling
 from ._passes import ACTIVATIONS
-from ._pooling import Pooling
 from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
 from ._shaping import Concat
 

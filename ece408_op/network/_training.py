@@ -18,9 +18,8 @@ from ece408_op.graph.symbol_graph import VARIABLE, Graph
 
 from ._definition import Shape, Trained, Unsupported
 from ._elementwise import Activation
-from ._layers import BatchNorm, Convolution
+from ._layers import BatchNorm, Convolution, Pooling
 from ._network import Network, described
-from ._pooling import Pooling
 from ._shaping import Dropout, Identity
 from ._training_gpu import GpuOperators
 

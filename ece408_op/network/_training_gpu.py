@@ -21,9 +21,8 @@ from ._definition import Shape, Trained
 from ._dense import GpuArrays
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
-from ._layers import BatchNorm, Convolution, Deconvolution, channels_second
+from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
 from ._passes import DERIVATIVES, maxima_type, pool, pool_gradient, program
-from ._pooling import Pooling
 
 #: RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2

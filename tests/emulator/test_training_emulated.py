@@ -15,8 +15,7 @@ from ece408_op.network import _passes as network_passes
 from ece408_op.network import _training_gpu as passes
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation
-from ece408_op.network._layers import BatchNorm
-from ece408_op.network._pooling import Pooling
+from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
 

@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ece408_op.core import reference
 from ece408_op.network._definition import Arrays, Operator
 from ece408_op.network._elementwise import ACTIVATIONS, Activation
-from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, channels_second
-from ece408_op.network._pooling import Pooling
+from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
 
 #: The derivative of each activation, from its output.
 DERIVATIVES = {

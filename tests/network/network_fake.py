@@ -23,8 +23,7 @@ from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Function
 from ece408_op.network._formats import SplitArray
-from ece408_op.network._layers import BatchNorm, Convolution
-from ece408_op.network._pooling import Pooling
+from ece408_op.network._layers import BatchNorm, Convolution, Pooling
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl

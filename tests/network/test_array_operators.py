@@ -18,9 +18,8 @@ from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError
 from ece408_op.network._definition import Operator
 from ece408_op.network._elementwise import Activation
-from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, New
+from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, New, Pooling
 from ece408_op.network._operators import OPERATORS
-from ece408_op.network._pooling import Pooling
 
 N, X = mx.sym.np, mx.sym.npx
 

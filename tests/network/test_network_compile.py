@@ -12,8 +12,7 @@ from cuda_layers import chip_of, each_architecture
 
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.network import _passes, _training_gpu, _updates
-from ece408_op.network._layers import BatchNorm
-from ece408_op.network._pooling import Pooling
+from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.network._updates import Rule
 from ece408_op.plugin import _passes as _operator_passes
 from ece408_op.problem import ConvProblem
