@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ece408_op.errors import DeviceError
+from ece408_op.graph.symbol_graph import Node
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
 from ._definition import Arrays
-from ._layers import FullyConnected
 from ._passes import ACTIVATIONS, Epilogue
 from ._schedule import Call, Computation, in_order
 
@@ -133,10 +133,10 @@ class GpuArrays(Arrays):
 class BlasFullyConnected(Computation):
     """FullyConnected in float32 by cuBLAS; bias and activation in one pass after it."""
 
-    def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
-        columns = operator.num_hidden
+    def __init__(self, node: Node, rows: int, length: int, device: int) -> None:
+        biased, columns = not node.operator.no_bias, node.operator.num_hidden
         self._device, self._sizes = device, (rows, columns, length)
-        self._after = Epilogue(not operator.no_bias, False, activation, columns, 1, rows * columns)
+        self._after = Epilogue(biased, False, node.epilogue, columns, 1, rows * columns)
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the product, and the pass after it."""
@@ -157,12 +157,11 @@ class SplitFullyConnected(BlasFullyConnected):
     In float32 by cuBLAS for weights whose range is too wide for it, and for inputs that are not aligned to 16 bytes.
     """
 
-    def __init__(
-        self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int, chip: Chip
-    ) -> None:
-        super().__init__(operator, rows, length, activation, device)
-        following = ACTIVATIONS[activation] if activation else None
-        self._program, self._split, self._bytes = dense.multiply(*self._sizes, chip, not operator.no_bias, following)
+    def __init__(self, node: Node, rows: int, length: int, device: int, chip: Chip) -> None:
+        super().__init__(node, rows, length, device)
+        following = ACTIVATIONS[node.epilogue] if node.epilogue else None
+        options = chip, not node.operator.no_bias, following
+        self._program, self._split, self._bytes = dense.multiply(*self._sizes, *options)
         self.scratch = self._program.plan.scratch_bytes
         self._parameters: dict[str, Any] | None = None
 

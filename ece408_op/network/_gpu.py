@@ -141,20 +141,15 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
             rows, columns = operator.pad
             plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
             border = _passes.border(operator.pad, x)
-            return _by_kernel(chooser, node, output, chooser.kernel(node, plain), plain, border)
-    return _by_kernel(chooser, node, output, kernel, problem)
+            return _by_kernel(chooser.chip, node, output, chooser.kernel(node, plain), plain, border)
+    return _by_kernel(chooser.chip, node, output, kernel, problem)
 
 
 def _by_kernel(
-    chooser: Chooser,
-    node: Node,
-    output: Shape,
-    kernel: CudaKernel,
-    problem: ConvProblem,
-    border: Program | None = None,
+    chip: Chip, node: Node, output: Shape, kernel: CudaKernel, problem: ConvProblem, border: Program | None = None
 ) -> ConvolutionComputation:
     """Return the convolution by a kernel, on images that are copied with a border where there is one."""
-    plan = kernel.plan(problem, chooser.chip, SCRATCH_ALIGNMENT)
+    plan = kernel.plan(problem, chip, SCRATCH_ALIGNMENT)
     copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
 
     def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:
@@ -184,7 +179,7 @@ def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
 def _fully_connected(chooser: Chooser, node: Node, w: Shape, output: Shape) -> Computation:
     columns, length = w
     rows = prod(output) // columns
-    layer = (node.operator, rows, length, node.epilogue, chooser.device)
+    layer = (node, rows, length, chooser.device)
     if chooser.impl != CUDNN and is_profitable(rows, columns, length, chooser.chip):
         return SplitFullyConnected(*layer, chooser.chip)
     return BlasFullyConnected(*layer)
