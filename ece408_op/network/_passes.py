@@ -75,25 +75,25 @@ def program(
     return cuda.Program(entry, text, (), Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,)))
 
 
-def maxima_type(fitted: Pooling) -> Any:
+def argmax_type(fitted: Pooling) -> Any:
     """Return the type that numbers a window's elements; its largest number means none."""
     return np.uint8 if prod(fitted.kernel) < 256 else np.int32
 
 
 @lru_cache(maxsize=1024)
-def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, kept: bool = False) -> cuda.Program:
-    """Return the pooling of x (B, C, H, W) into y; arrays x, y and, if they are ``kept``, maxima."""
-    defines = {**_pool_defines(operator, x, y, activation), "KEPT": int(kept)}
-    arguments = ("x", "y", "maxima" if kept else "y", np.int64(prod(y)))
+def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_argmax: bool = False) -> cuda.Program:
+    """Return the pooling of x (B, C, H, W) into y; arrays x, y and, if asked for, argmax."""
+    defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": int(save_argmax)}
+    arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
     return program("pooling.cu", "pool", arguments, prod(y), defines)
 
 
 @lru_cache(maxsize=1024)
 def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> cuda.Program:
-    """Return the gradient of a pooling; arrays maxima, y, dy and out."""
-    defines = {**_pool_defines(operator, x, y, activation), "KEPT": 0}
+    """Return the gradient of a pooling; arrays argmax, y, dy and out."""
+    defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": 0}
     count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
-    return program("pooling.cu", "pool_gradient", ("maxima", "y", "dy", "out", np.int64(count)), count, defines)
+    return program("pooling.cu", "pool_gradient", ("argmax", "y", "dy", "out", np.int64(count)), count, defines)
 
 
 def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> dict[str, int | str]:
@@ -109,7 +109,7 @@ def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None)
         "MAXIMUM": int(operator.is_maximum),
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
-        "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
+        "ARGMAX_TYPE": "unsigned char" if argmax_type(fitted) is np.uint8 else "int",
         "ACTIVATION(v)": ACTIVATIONS[activation] if activation else "(v)",
         "DERIVATIVE(y)": DERIVATIVES.get(activation or "", "1.f"),
         "PATCHED": int(patched),

@@ -22,7 +22,7 @@ from ._dense import GpuArrays
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
-from ._passes import DERIVATIVES, maxima_type, pool, pool_gradient, program
+from ._passes import DERIVATIVES, argmax_type, pool, pool_gradient, program
 
 #: RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2
@@ -218,16 +218,16 @@ class GpuOperators(GpuArrays):
 
     def max_pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
         """Fill ``out`` with the maxima of x (B, C, H, W), activated, and return where they are in their windows."""
-        maxima = self.xp.empty(out.shape, maxima_type(operator.fitted(x.shape)))
-        one = pool(operator, x.shape, out.shape, activation, kept=True)
-        cuda.execute(one, 1, {"x": x, "y": out, "maxima": maxima}, None)
-        return maxima
+        argmax = self.xp.empty(out.shape, argmax_type(operator.fitted(x.shape)))
+        one = pool(operator, x.shape, out.shape, activation, save_argmax=True)
+        cuda.execute(one, 1, {"x": x, "y": out, "argmax": argmax}, None)
+        return argmax
 
     def pool_gradient(self, operator: Pooling, activation: str | None, given: Trained, gradient: Any) -> Any:
         """Return the gradient to x (B, C, H, W)."""
         x, y = given.inputs[0], given.out
         out = self.xp.empty(x.shape, np.float32)
-        arrays = {"maxima": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
+        arrays = {"argmax": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
         cuda.execute(pool_gradient(operator, x.shape, y.shape, activation), 1, arrays, None)
         return out
 

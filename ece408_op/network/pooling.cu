@@ -8,8 +8,8 @@
 //                   most windows over an input; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
 //     MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 //     ACTIVATION(v), and DERIVATIVE(y), its derivative from its output
-//     KEPT          maxima is filled: the row-major number within the window of the first element that is the maximum,
-//                   NONE if that is NaN; MAXIMA_TYPE: its type
+//     SAVE_ARGMAX   argmax is filled: the row-major number within the window of the first element that is the maximum,
+//                   NONE if that is NaN; ARGMAX_TYPE: its type
 
 // The sizes are constants, so that divisions by them are multiplications.
 constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
@@ -21,8 +21,8 @@ constexpr bool INSIDE_COLUMNS = pad_columns == 0 && (OW - 1) * stride_columns + 
 // Whether the row of a window is a pair of neighbours, read at once.
 constexpr bool PAIRS = columns == 2 && stride_columns == 2 && INSIDE_COLUMNS && W % 2 == 0;
 // The longest side of a window whose loops are unrolled.
-constexpr int UNROLLED = KEPT ? 4 : 16;
-constexpr MAXIMA_TYPE NONE = (MAXIMA_TYPE)-1;
+constexpr int UNROLLED = SAVE_ARGMAX ? 4 : 16;
+constexpr ARGMAX_TYPE NONE = (ARGMAX_TYPE)-1;
 
 __device__ __forceinline__ INDEX first_element() { return (INDEX)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * blockDim.x; }
@@ -36,7 +36,7 @@ __device__ __forceinline__ float counted(int top, int left) {
 }
 
 // y (planes, OH, OW) = ACTIVATION of each window's maximum, mean or sum.
-extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__ y, MAXIMA_TYPE *maxima,
+extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__ y, ARGMAX_TYPE *argmax,
                                 long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int top = (int)(i / OW % OH) * stride_rows - pad_rows;
@@ -45,12 +45,12 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
         float result = MAXIMUM ? __int_as_float(0xff800000) : 0.f;
         int found = -1;
         // A maximum is NaN from the first NaN on.
-        const auto take = [&result, &found](float v, int place) {
+        const auto take = [&result, &found](float v, int tap) {
             if (!MAXIMUM) {
                 result += v;
-            } else if ((KEPT && found < 0) || (!(v <= result) && result == result)) {
+            } else if ((SAVE_ARGMAX && found < 0) || (!(v <= result) && result == result)) {
                 result = v;
-                found = place;
+                found = tap;
             }
         };
 #pragma unroll(rows <= UNROLLED ? rows : 1)
@@ -71,15 +71,15 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
         }
         if (MEAN) result /= counted(top, left);
         y[i] = ACTIVATION(result);
-        if (KEPT) maxima[i] = result == result ? (MAXIMA_TYPE)found : NONE;
+        if (SAVE_ARGMAX) argmax[i] = result == result ? (ARGMAX_TYPE)found : NONE;
     }
 }
 
 // out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. maxima and y: of ``pool``.
+// or, for sums and means, of all windows over the element. argmax and y: of ``pool``.
 // A thread computes a patch of elements under the same windows; PATCHED: it has the size of the strides, and the
-// elements' places in the windows are constants.
-extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima, const float *__restrict__ y,
+// taps of the elements are constants.
+extern "C" __global__ void pool_gradient(const ARGMAX_TYPE *__restrict__ argmax, const float *__restrict__ y,
                                          const float *__restrict__ dy, float *__restrict__ out, long long count) {
     constexpr int patch_rows = PATCHED ? stride_rows : 1, patch_columns = PATCHED ? stride_columns : 1;
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
@@ -99,7 +99,7 @@ extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima,
                 if (p < 0 || p >= OH || q < 0 || q >= OW) continue;
                 const size_t at = plane * (OH * OW) + p * OW + q;
                 const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
-                const int place = MAXIMUM ? maxima[at] : 0;
+                const int tap = MAXIMUM ? argmax[at] : 0;
                 float gradient = MAXIMUM ? dy[at] * (DERIVATIVE(y[at])) : dy[at];
                 if (MEAN) gradient /= counted(top, left);
 #pragma unroll
@@ -107,7 +107,7 @@ extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima,
                     const int r = e / patch_columns, c = e % patch_columns;
                     const int h = PATCHED ? r + up * stride_rows : first_h - top;
                     const int w = PATCHED ? c + back * stride_columns : first_w - left;
-                    if (h < rows && w < columns && (!MAXIMUM || place == h * columns + w)) sums[r][c] += gradient;
+                    if (h < rows && w < columns && (!MAXIMUM || tap == h * columns + w)) sums[r][c] += gradient;
                 }
             }
         }

@@ -50,7 +50,7 @@ TRAINING = [
     *(_training_gpu.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_gpu.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
     *(_updates.update_program(rule, 3) for rule in (Rule(False, 1, 1, 0.9), ADAM)),
-    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", kept=True),
+    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", save_argmax=True),
     _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
     _passes.pool_gradient(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
 ]
