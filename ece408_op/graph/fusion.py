@@ -13,10 +13,15 @@ from ece408_op.plugin.attributes import FULL, LAYER, integers
 from .node_conversion import is_new, parsed
 from .symbol_graph import Graph, Node
 
-_FALSE = ("False", "false", "0")
-
 #: A Pooling's attributes that change how MXNet computes it, not the result of 2 x 2 maxima.
-_IRRELEVANT = {"cudnn_off", "p_value", "count_include_pad"}
+_IRRELEVANT = ("cudnn_off", "p_value", "count_include_pad")
+#: The values of its other attributes, but for its sizes, that a fused node can compute.
+_FUSED = {
+    "pool_type": ("max",),
+    "pooling_convention": ("valid", "full"),
+    "global_pool": ("False", "false", "0"),
+    "layout": ("None", "NCHW"),
+}
 
 
 def fuse_tanh_pool(graph: Graph) -> Graph:
@@ -60,18 +65,9 @@ def _is_tanh(node: Node) -> bool:
 
 def _max_pool_convention(node: Node) -> str | None:
     """Return the convention of a Pooling that takes the maximum of 2 x 2 with stride 2; None for any other node."""
-    attrs = node.attrs
-    if node.op != "Pooling" or attrs.get("pool_type", "max") != "max":
+    attrs = {key: text for key, text in node.attrs.items() if key not in _IRRELEVANT and not key.startswith("__")}
+    kernel, stride, pad = (integers(attrs.pop(name, "()")) for name in ("kernel", "stride", "pad"))
+    is_fused = all(text in _FUSED.get(key, ()) for key, text in attrs.items())
+    if node.op != "Pooling" or kernel != [2, 2] or stride != [2, 2] or any(pad or ()) or not is_fused:
         return None
-    fitting = {
-        "kernel": integers(attrs.get("kernel", "")) == [2, 2],
-        "stride": integers(attrs.get("stride", "")) == [2, 2],
-        "pad": not any(integers(attrs.get("pad", "()")) or ()),
-        "global_pool": attrs.get("global_pool", "False") in _FALSE,
-        "layout": attrs.get("layout", "None") in ("None", "NCHW"),
-    }
-    convention = attrs.get("pooling_convention", "valid")
-    known = {*fitting, *_IRRELEVANT, "pool_type", "pooling_convention"}
-    if not all(fitting.values()) or any(key not in known and not key.startswith("__") for key in attrs):
-        return None
-    return convention if convention in ("valid", "full") else None
+    return attrs.get("pooling_convention", "valid")
