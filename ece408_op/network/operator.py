@@ -29,6 +29,8 @@ OP_TYPE = default_layout.NETWORK
 SEED = "__seed__"
 IMPLS = (dispatch.AUTO, CUDNN)
 
+#: The graph in place of one that is refused, until MXNet asks for its shapes.
+_PLACEHOLDER = '{"nodes": [{"op": "null", "name": "data", "inputs": []}], "heads": [[0, 0, 0]]}'
 #: The operators that compute something else in training.
 _TRAINED = ("BatchNorm", "Dropout")
 
@@ -40,41 +42,38 @@ class NetworkProp(mx.operator.CustomOpProp):
         super().__init__(need_top_grad=True)
         self._given = attributes
         self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
+        self._error: GraphError | None = None
         try:
-            self._network: Network | None = parse(attributes.get("graph", ""))
+            self._network = parse(attributes.get("graph", ""))
         except GraphError as error:
             # Raised where MXNet can take it: a constructor that raises ends the process.
-            self._network, self._reason = None, error
+            self._network, self._error = parse(_PLACEHOLDER), error
 
     def _parsed(self) -> Network:
-        if self._network is None:
-            raise self._reason
+        if self._error:
+            raise self._error
         return self._network
 
     def list_arguments(self) -> list[str]:
         """Return the names of all arguments of the network, in its order, and of the random seed of training."""
-        if self._network is None:
-            return ["data"]
         return [*self._network.arguments, *([SEED] if self._seeded else [])]
 
     def list_auxiliary_states(self) -> list[str]:
         """Return the names of its states."""
-        return self._network.state_names if self._network else []
+        return self._network.state_names
 
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> list[int]:
         """Return what the backward pass reads: gradients to outputs that are no losses, and labels."""
         network = self._network
-        if network is None:
-            return [*out_grad, *in_data]
         read = [entry for entry, reads in zip(out_grad, reads_gradient(network)) if reads]
         read += [entry for entry, name in zip(in_data, network.arguments) if name in network.names(network.labels)]
         return read or [in_data[0]]
 
     def list_outputs(self) -> list[str]:
         """Return the names of its outputs."""
-        count = len(self._network.outputs) if self._network else 1
+        count = len(self._network.outputs)
         return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
     @mxnet_errors.reported_at_once

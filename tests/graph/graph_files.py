@@ -97,6 +97,11 @@ def ndarrays(arrays):
     return {name: mx.nd.array(array, dtype=array.dtype) for name, array in arrays.items()}
 
 
+def nodes_of(symbol):
+    """Return the nodes of a symbol by name."""
+    return {node["name"]: node for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
+
+
 def write(folder, graph, arrays, name="net", epoch=1):
     """Write both files, as mx.model.save_checkpoint names them; return the prefix."""
     import mxnet as mx

@@ -5,6 +5,7 @@ import json
 import graph_files as files
 import numpy as np
 import pytest
+from graph_files import nodes_of
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
@@ -18,10 +19,6 @@ CUSTOM = {"kernel": "(3, 3)", "num_filter": "6", "op_type": "New", "__layer__": 
 def unfused(monkeypatch):
     """MXNet fuses Convolution and tanh into another tanh; without that the rest of both networks is the same."""
     monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
-
-
-def nodes_of(symbol):
-    return {node["name"]: node for node in json.loads(symbol.tojson())["nodes"]}
 
 
 @pytest.mark.parametrize("spelling", files.SPELLINGS)

@@ -5,6 +5,7 @@ import json
 import graph_files as files
 import numpy as np
 import pytest
+from graph_files import nodes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +19,6 @@ PLAIN = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
 
 def conv(data, name="conv", **changes):
     return mx.sym.Convolution(data, name=name, **{**PLAIN, **changes})
-
-
-def nodes_of(symbol):
-    return {node["name"]: node for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
 
 
 def whole_numbers(symbol, seed=0, **inputs):
