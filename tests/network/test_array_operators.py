@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import operator_case as case
+import operator_comparisons as case
 import pytest
 import test_layer_operators
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from network_case import mx, mxnets, ours
-from operator_case import S, data
+from operator_comparisons import S, data
 
 import ece408_op
 from ece408_op.core.kernel import EPS32

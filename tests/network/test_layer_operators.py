@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import operator_case as case
+import operator_comparisons as case
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from network_case import WAYS, mx, ours, values
-from operator_case import S, data
+from operator_comparisons import S, data
 
 import ece408_op
 from ece408_op.errors import GraphError
