@@ -35,13 +35,13 @@ def replace(
     options: Attributes,
     types: Mapping[str, str],
     taken: set[str],
-    kept: Mapping[str, str],
+    excluded: Mapping[str, str],
     renames: bool = True,
 ) -> Replacements:
     """Turn each Convolution that the operator supports into ``New``, in place.
 
     options: impl, device and precision of the new nodes. types: the type of a node's output where it is known. taken:
-    names that no new node, output or parameter may have. kept: nodes to leave, with the reason. renames: whether
+    names that no new node, output or parameter may have. excluded: nodes to leave, with the reason. renames: whether
     parameters are renamed.
     """
     result = Replacements({}, {}, {})
@@ -51,8 +51,8 @@ def replace(
         if node.op != CONVOLUTION:
             continue
         attributes, reasons = _read(node, options, types.get(node.name))
-        if node.name in kept:
-            reasons.append(kept[node.name])
+        if node.name in excluded:
+            reasons.append(excluded[node.name])
         if parents:
             reasons.append(f"it is inside of {parents[-1]!r}: control flow, or operators that MXNet fused")
         elif names[node.name] > 1:
@@ -83,15 +83,13 @@ def _read(node: Node, options: Attributes, dtype: str | None) -> tuple[Attribute
     """Return a Convolution's attributes, with the options, and the reasons why the operator cannot replace it."""
     own = {key: value for key, value in node.attrs.items() if not is_mxnets_own(key)}
     given = {"impl": options.impl, "device": options.device, "precision": options.precision}
-    attributes, reasons = None, []
+    reasons = [] if dtype in (None, "float32") else [f"type {dtype}: New takes float32 only"]
     try:
         attributes = Attributes.parse({"no_bias": "False", **own, **given})
-        if len(node.inputs) != len(attributes.inputs):
-            reasons.append(f"it has {len(node.inputs)} inputs, expected {', '.join(attributes.inputs)}")
     except ProblemError as error:
-        reasons.append(str(error))
-    if dtype not in (None, "float32"):
-        reasons.append(f"type {dtype}: New takes float32 only")
+        return None, [str(error), *reasons]
+    if len(node.inputs) != len(attributes.inputs):
+        reasons.append(f"it has {len(node.inputs)} inputs, expected {', '.join(attributes.inputs)}")
     return attributes, reasons
 
 

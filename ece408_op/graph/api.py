@@ -192,8 +192,8 @@ def replace_convolution(
     weights = _weight_shapes(graph, symbol, shapes)
     attributes = {node.name: node.attrs for node in graph.nodes}
     slower = [name for name, shape in weights.items() if is_slower(shape, attributes[name], options)]
-    kept = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
-    result = _replacement.replace(graph, options, _types(internals), taken, kept, renames)
+    excluded = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
+    result = _replacement.replace(graph, options, _types(internals), taken, excluded, renames)
     params = None if arg_params is None else {result.parameters.get(k, k): v for k, v in arg_params.items()}
     new = _symbol(fusion.fuse_tanh_pool(graph) if fuse else graph, _SYMBOL)
     if isinstance(symbol, mx.sym.np._Symbol):

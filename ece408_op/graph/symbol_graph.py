@@ -185,8 +185,8 @@ class Graph:
         for node in self.nodes:
             subgraphs = [inner._as_json(spelling) for inner in node.subgraphs]
             optional = {spelling: node.attrs, "control_deps": node.control_deps, "subgraphs": subgraphs}
-            kept = {key: value for key, value in optional.items() if value}
-            nodes.append({"op": node.op, "name": node.name, "inputs": node.inputs, **kept})
+            present = {key: value for key, value in optional.items() if value}
+            nodes.append({"op": node.op, "name": node.name, "inputs": node.inputs, **present})
         variables = [index for index, node in enumerate(self.nodes) if node.op == VARIABLE]
         # node_row_ptr is left out: every reader counts the outputs itself.
         whole = {"nodes": nodes, "arg_nodes": variables, "heads": self.heads}
