@@ -50,46 +50,19 @@ class Convolution:
             pad = (dilate[0] * (kernel[0] - 1) - pad[0], dilate[1] * (kernel[1] - 1) - pad[1])
         return cls(problem.groups, *sizes, *inputs, *outputs, *kernel, *problem.stride, *pad, *dilate, transposed)
 
-    @property
-    def all_filters(self) -> int:
-        return self.groups * self.filters
-
-    @property
-    def taps(self) -> int:
-        return self.kernel_height * self.kernel_width
-
-    @property
-    def area(self) -> int:
-        return self.height * self.width
-
-    @property
-    def output_area(self) -> int:
-        return self.output_height * self.output_width
-
-    @property
-    def padded_channels(self) -> int:
-        """Channels of a group in the split images and filters."""
-        return round_up(self.channels, _TMA_CHANNELS)
-
-    @property
-    def input_channels(self) -> int:
-        """Channels of a pixel of the split images."""
-        return self.groups * self.padded_channels
-
-    @property
-    def output_channels(self) -> int:
-        """Channels of a pixel of the split outputs; of several groups, each has a multiple of eight."""
-        return round_up(self.all_filters, _TMA_CHANNELS)
-
-    @property
-    def filter_values(self) -> int:
-        """Values of a component of the split filters."""
-        return self.taps * self.padded_channels * self.all_filters
-
-    @property
-    def most_images(self) -> int:
-        """The most images of a launch."""
-        return _MOST_PIXELS // max(self.area, self.output_area)
+    # Filters of all groups, products per channel, pixels of an image and of an output.
+    all_filters = property(lambda self: self.groups * self.filters)
+    taps = property(lambda self: self.kernel_height * self.kernel_width)
+    area = property(lambda self: self.height * self.width)
+    output_area = property(lambda self: self.output_height * self.output_width)
+    # Channels of a group in the split images and filters, and of a pixel of the split images.
+    padded_channels = property(lambda self: round_up(self.channels, _TMA_CHANNELS))
+    input_channels = property(lambda self: self.groups * self.padded_channels)
+    # Channels of a pixel of the split outputs; of several groups, each has a multiple of eight.
+    output_channels = property(lambda self: round_up(self.all_filters, _TMA_CHANNELS))
+    # Values of a component of the split filters; the most images of a launch.
+    filter_values = property(lambda self: self.taps * self.padded_channels * self.all_filters)
+    most_images = property(lambda self: _MOST_PIXELS // max(self.area, self.output_area))
 
     @property
     def im2col(self) -> tuple[Pair, Pair, Pair]:

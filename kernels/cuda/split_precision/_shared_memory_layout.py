@@ -17,6 +17,8 @@ from ece408_op.runtime.launch import ceil_div, round_up
 
 #: Lanes that read neighbouring positions at a time, and the banks of shared memory.
 _LANES, _BANKS = 8, 32
+#: More words than a stage has, a multiple of the banks.
+_MOST_WORDS = 1 << 20
 #: A plane stride, in words, at which planes are far apart: a multiple of the banks, and more than one read spans.
 _FAR = 128
 #: Plane strides modulo the banks that are tried; that of a single plane, which separates images alone.
@@ -66,11 +68,9 @@ def _cycles(
     at = starts[:, None] + step * np.arange(_LANES)
     bases = at // columns * row_stride * position_rows + at % columns
     # The words that the lanes read, by half and start; each different one costs its bank a cycle.
-    words = np.sort((np.array(taps)[:, None, None, :] + bases[None, :, :, None]).reshape(len(taps) * len(starts), -1))
-    first = np.ones(words.shape, bool)
-    first[:, 1:] = words[:, 1:] != words[:, :-1]
-    rows, _ = np.nonzero(first)
-    reads = np.bincount(rows * _BANKS + words[first] % _BANKS, minlength=len(words) * _BANKS)
+    words = (np.array(taps)[:, None, None, :] + bases[None, :, :, None]).reshape(len(taps) * len(starts), -1)
+    different = np.unique(words + _MOST_WORDS * np.arange(len(words))[:, None])
+    reads = np.bincount(different // _MOST_WORDS * _BANKS + different % _BANKS, minlength=len(words) * _BANKS)
     return float(reads.reshape(-1, _BANKS).max(axis=1).mean())
 
 
