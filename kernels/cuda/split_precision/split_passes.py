@@ -142,15 +142,11 @@ def _program(
     read: tuple[str, ...] = ("x", "x_scales"),
     before: tuple[Launch, ...] = (),
 ) -> Program:
-    config = {
-        **{"components": 2, "channels": x[1]},
-        **dict(zip(("height", "width", "output_height", "output_width"), (*x[2:], *y[2:]))),
-        # What only some of the kernels ask for.
-        **{"maximum": False, "mean": False, "count_pad": False, "inputs": 1},
-        **{f"end_{number}": x[1] for number in range(MOST_INPUTS)},
-        **_windows((1, 1), (1, 1), (0, 0)),
-        **others,
-    }
+    sizes = dict(zip(("channels", "height", "width", "output_height", "output_width"), (*x[1:], *y[2:])))
+    # What only some of the kernels ask for.
+    some = {"components": 2, "maximum": False, "mean": False, "count_pad": False, "inputs": 1}
+    ends = {f"end_{number}": x[1] for number in range(MOST_INPUTS)}
+    config = {**sizes, **some, **ends, **_windows((1, 1), (1, 1), (0, 0)), **others}
     grid, written = (ceil_div(_units(y), _THREADS), 1, 1), ["y", "y_scales"]
     if entry == "join_images":
         grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]

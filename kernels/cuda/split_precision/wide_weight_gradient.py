@@ -37,39 +37,26 @@ _LOW_PRODUCTS = _LOW_STAGES * _PIXELS
 _FEWEST, _FEWEST_USED = 32, 0.4
 
 
-def _tile_numbers(own: Convolution, units: int, filters: int) -> tuple[int, int]:
-    """Return the tiles along the units and along the filters."""
+def _best_tile(own: Convolution) -> tuple[int, int, int]:
+    """Return the units and filters of the tile with the least predicted time, and the number of tiles."""
     all_units = own.taps * ceil_div(own.channels, _BLOCK)
-    return ceil_div(all_units, units), ceil_div(own.filters, filters)
 
+    def cycles(tile: tuple[int, int, int]) -> float:
+        units, filters, tiles = tile
+        return tiles * max(3 * _BLOCK * units * filters / _PRODUCTS, 2 * 2 * (_BLOCK * units + filters) / _BYTES)
 
-def _sizes(own: Convolution) -> tuple[int, int]:
-    """Return the units and the filters of the tile with the least predicted time."""
-
-    def cycles(sizes: tuple[int, int]) -> float:
-        units, filters = sizes
-        products, loaded = 3 * _BLOCK * units * filters, 2 * 2 * (_BLOCK * units + filters)
-        return math.prod(_tile_numbers(own, *sizes)) * max(products / _PRODUCTS, loaded / _BYTES)
-
-    return min(_TILES, key=cycles)
-
-
-def _used(own: Convolution) -> float:
-    """Return the share of the tiles' sums that are weights."""
-    units, filters = _sizes(own)
-    sums = math.prod(_tile_numbers(own, units, filters)) * units * _BLOCK * filters
-    return own.taps * own.channels * own.filters / sums
+    return min(((n, m, ceil_div(all_units, n) * ceil_div(own.filters, m)) for n, m in _TILES), key=cycles)
 
 
 def _partial_bytes(own: Convolution, blocks: int) -> int:
     """Return the bytes of all partial sums: those of a block and a tile are at index block + tile."""
-    units, filters = _sizes(own)
-    return ITEM_BYTES * (blocks + math.prod(_tile_numbers(own, units, filters)) - 1) * units * _BLOCK * filters
+    units, filters, tiles = _best_tile(own)
+    return ITEM_BYTES * (blocks + tiles - 1) * units * _BLOCK * filters
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
-    units, filters = _sizes(own)
+    units, filters, _ = _best_tile(own)
     tile = WideTile(2, filters, _BLOCK, _BLOCK * units, units, reduction_outermost=True).filled(own, chip)
     blocks = chip.multiprocessors
     x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
@@ -135,7 +122,9 @@ def _recommended(problem: ConvProblem, chip: Chip) -> bool:
     own = Convolution.of(problem)
     # A strided 1 x 1 convolution reads only some of the pixels that would be split.
     read = own.taps > 1 or problem.stride == (1, 1)
-    return read and min(own.channels, own.filters) >= _FEWEST and _used(own) >= _FEWEST_USED
+    units, filters, tiles = _best_tile(own)
+    used = own.taps * own.channels * own.filters / (tiles * units * _BLOCK * filters)
+    return read and min(own.channels, own.filters) >= _FEWEST and used >= _FEWEST_USED
 
 
 KERNEL = CudaKernel(
