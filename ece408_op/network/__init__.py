@@ -11,7 +11,7 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
 float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
-graphs for one batch size, and the times of convolutions. ``_several_gpus`` divides a batch among GPUs.
+graphs for one batch size, and the times of convolutions. ``_inference`` divides a batch among GPUs.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
 little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by passes of our

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,28 @@ def _op_time(
     return op_times.OpTime(name, operator.problem((images, *image)), implementation, "gpu", float(seconds))
 
 
+class Times:
+    """The times of one call's convolutions, from events, which cost time to read and may wait until then."""
+
+    def __init__(
+        self, images: int, records: Sequence[Callable[..., op_times.OpTime]], taken: Sequence[Callable[[], np.ndarray]]
+    ) -> None:
+        self._images, self._records, self._taken = images, records, taken
+        self._seconds = np.zeros(len(records))
+        self._lock = threading.Lock()
+
+    def read(self) -> None:
+        """Read the events, once the GPU has reached them, and free them."""
+        with self._lock:
+            self._seconds = sum((one() for one in self._taken), self._seconds)
+            self._taken = ()
+
+    def __call__(self) -> list[op_times.OpTime]:
+        """Return a record of each convolution."""
+        self.read()
+        return [record(self._images, seconds) for record, seconds in zip(self._records, self._seconds)]
+
+
 class Batch:
     """The network for ``images`` images at a time: the block of memory, and sets of data and output buffers."""
 
@@ -70,11 +93,12 @@ class Batch:
         ]
         self._convolutions = [one for one, _ in convolutions]
         #: Make their records, and hold none of the GPU's memory.
-        self._records = [
+        self.records = [
             partial(_op_time, node.name, node.operator, shapes_of[node.inputs[0].node][1:], one.name)
             for one, node in convolutions
         ]
-        #: The share of the network's time that each takes.
+        #: The seconds of a run, 0 if they are not known, and the share of it that each convolution takes.
+        self.seconds = 0.0
         self._shares: np.ndarray = np.zeros(len(convolutions))
         self._graph_runs: list[Interval] = []
 
@@ -96,9 +120,9 @@ class Batch:
             self._bound_to(given, self.data[0]).call()
             self.run(given, self.data[0], timed=True)
             self._gpu.stream.synchronize()
-            whole = _seconds(self._graph_runs)
-            self._shares = np.array([_seconds(one.intervals) / whole for one in self._convolutions])
-            self._forget_times()
+            self.seconds = _seconds(self._graph_runs)
+            self._shares = np.array([_seconds(one.intervals) / self.seconds for one in self._convolutions])
+            self.taken()
 
     def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
         """Queue the network's work on the current stream; return its outputs, which the next run overwrites."""
@@ -115,28 +139,22 @@ class Batch:
             bound.call()
         return bound.outputs
 
-    def op_times(self, images: int) -> Callable[[], list[op_times.OpTime]]:
-        """Return what returns the convolutions' times since the last call, for that many images in all.
+    def taken(self) -> Callable[[], np.ndarray]:
+        """Return what returns the convolutions' seconds since the last call, once the GPU has computed.
 
         Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
         convolution has the share of it that it had when the graph was made.
         """
-        taken = self._shares * _seconds(self._graph_runs)
-        for number, one in enumerate(self._convolutions):
-            if one.intervals:
-                taken[number] += _seconds(one.intervals)
-        self._forget_times()
-        records = self._records
-        return lambda: [record(images, seconds) for record, seconds in zip(records, taken)]
+        graphs, self._graph_runs = self._graph_runs, []
+        others = [one.intervals.copy() for one in self._convolutions]
+        for one in self._convolutions:
+            one.intervals.clear()
+        shares = self._shares  # not self, which has the GPU's memory
+        return lambda: shares * _seconds(graphs) + np.array([_seconds(intervals) for intervals in others])
 
     def _measure(self, measure: Measure | None) -> None:
         for one in self._convolutions:
             one.measure = measure
-
-    def _forget_times(self) -> None:
-        self._graph_runs.clear()
-        for one in self._convolutions:
-            one.intervals.clear()
 
     def _bound_to(self, given: dict[int, Any], data: Sequence[Any]) -> _Bound:
         key = tuple(array.data.ptr for array in data)

@@ -23,9 +23,9 @@ from ece408_op.runtime.recent import Recent
 
 from . import _updates
 from ._definition import Shape
+from ._inference import on_each
 from ._packing import packing_of
 from ._parameter_cache import ParameterCache, Updated, WriteCount
-from ._several_gpus import on_each
 from ._step import step, with_retry
 from ._updates import Rule, Update
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -18,10 +18,10 @@ from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import memory, pinned
 
 from ._gpu import CUDNN
+from ._inference import Inference
 from ._network import Network, parse
-from ._several_gpus import SeveralGpus
 from ._training import reads_gradient
-from .engine import Engine, engine
+from .engine import engine
 from .trainer import Trainer, trainer_of
 
 OP_TYPE = default_layout.NETWORK
@@ -140,8 +140,7 @@ class NetworkProp(mx.operator.CustomOpProp):
         numbers = [int(word) for word in given["device_ids"].split(",")]
         engines = [engine(given["graph"], given["impl"], given["precision"], number) for number in numbers]
         trainer = trainer_of(given["graph"], engines) if self._for_training else None
-        infers = SeveralGpus(engines, numbers) if len(engines) > 1 else engines[0]
-        return NetworkOp(network, infers, trainer, given.get("gradients") == "gpu")
+        return NetworkOp(network, Inference(engines, numbers), trainer, given.get("gradients") == "gpu")
 
 
 class NetworkOp(fast_custom_op.FastCustomOp):
@@ -150,12 +149,12 @@ class NetworkOp(fast_custom_op.FastCustomOp):
     def __init__(
         self,
         network: Network,
-        found: Engine | SeveralGpus,
+        inference: Inference,
         trainer: Trainer | None = None,
         leaves_gradients: bool = False,
     ) -> None:
         super().__init__()
-        self._network, self._engine, self._trainer = network, found, trainer
+        self._network, self._inference, self._trainer = network, inference, trainer
         self._leaves_gradients = leaves_gradients
         # Each call needs these, and there may be hundreds of parameters.
         self._arguments = network.arguments
@@ -189,28 +188,30 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         count = len(self._arguments)
         arrays = (*in_data[:count], *aux)
         data = [bridge.cpu_view(arrays[place]) for place in self._data]
-        parameters = bridge.addresses(arrays[place] for place in self._parameters)
-        outputs = [bridge.cpu_view(array) for array in out_data]
         # The memory of an earlier pass is free for this one.
         self._before, self._empty = None, any(not array.size for array in data)
         if self._empty:
             return
-        # An output that is added, or that shares memory with data, is computed into a temporary array.
-        targets = [
-            np.empty_like(output) if request in ("null", "add") or self._overlaps(output, data, parameters) else output
-            for output, request in zip(outputs, req)
-        ]
+        addresses = cache(lambda: bridge.addresses(arrays[place] for place in self._parameters))
+
+        @cache
+        def filled() -> tuple[list[np.ndarray], list[np.ndarray]]:
+            """Return the outputs and what is computed: temporary arrays for those that share memory or are added."""
+            outputs = [bridge.cpu_view(array) for array in out_data]
+            aside = [r in ("null", "add") or self._overlaps(y, data, addresses()) for y, r in zip(outputs, req)]
+            return outputs, [np.empty_like(y) if apart else y for y, apart in zip(outputs, aside)]
+
         with pinned.using(data, wants=True) as flags:
             if trainer:
                 # MXNet knows that the forward pass changes states, not that the backward pass would.
-                self._addresses = parameters
-                views = {number: _view(at, shape) for at, (number, shape) in zip(parameters, self._shapes.items())}
+                self._addresses, targets = addresses(), filled()[1]
+                views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
                 states = {number: view for number, view in views.items() if number in network.states}
                 given = data, [*views.values()], targets, states, _seed(in_data[count:]), flags
                 self._before = trainer.forward(*given, lambda: self._label_views(in_data), [self.release])
             else:
-                self._engine.run(data, parameters, targets, flags, meanwhile=[self.release])
-        _fill(outputs, targets, req)
+                self._inference.run(data, addresses, lambda: filled()[1], flags, meanwhile=[self.release])
+        _fill(*filled(), req)
 
     def _overlaps(self, output: np.ndarray, data: Sequence[np.ndarray], parameters: Sequence[int]) -> bool:
         first = memory.address(output)

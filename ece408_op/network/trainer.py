@@ -27,7 +27,7 @@ from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
-from . import _several_gpus, _training
+from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup
 from ._gpu_update import Deferred, defer, mark
@@ -81,7 +81,7 @@ class Trainer:
         network, shares = self.network, [slice(None)]
         if len(self._gpus) > 1:
             gpus = min([len(self._gpus), *data[0].shape[:1]])  # none has no image
-            shares = [images for _, images in _several_gpus.shares(self._engine, data, gpus)]
+            shares = [images for _, images in _inference.shares(self._engine, data, gpus)]
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 

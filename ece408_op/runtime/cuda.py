@@ -206,7 +206,7 @@ def _is_listed(program: Program) -> bool:
 
 
 def wait(name: str, stream: Any) -> None:
-    """Wait for the stream; raise an error there, which is the kernel's, as a DeviceError with its name."""
+    """Wait for a stream or an event; raise an error there, which is the kernel's, as a DeviceError with its name."""
     with reported(name):
         stream.synchronize()
 

@@ -13,6 +13,7 @@ from process import printed
 import ece408_op
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
+from ece408_op.network._inference import Inference
 from ece408_op.network.operator import NetworkProp
 from ece408_op.plugin import bridge, host_context
 
@@ -119,9 +120,9 @@ def test_filters_that_a_layer_of_mxnets_own_has_used():
     node, params, _ = ece408_op.gpu_network(layer(data), {layer.weight.name: weight})
     executor = node.bind(mx.cpu(), {"data": mx.nd.ones((8, 64, 9, 9)), **params})
     read = []
-    run = engine.Engine.run
-    reading = lambda self, *arrays, **others: (read.append(arrays[1]), run(self, *arrays, **others))  # noqa: E731
-    with mock.patch.object(engine.Engine, "run", reading):
+    run = Inference.run
+    reading = lambda self, *arrays, **others: (read.append(arrays[1]()), run(self, *arrays, **others))  # noqa: E731
+    with mock.patch.object(Inference, "run", reading):
         executor.forward(is_train=False)[0].wait_to_read()
     assert read == [bridge.addresses([weight])]
 
@@ -184,7 +185,7 @@ def test_a_first_call_while_the_interpreter_exits():
 
 def images_per_chunk():
     (found,) = engine.engines()
-    return [batch.images for batch in found.batches.values()]
+    return [made.batches[0].images for made in found.batches.values()]
 
 
 def test_a_batch_too_large_for_memory_is_split(monkeypatch):

@@ -1,15 +1,14 @@
 """gpu_network on several GPUs, on NumPy in place of CuPy and on GPUs: they share a batch's images."""
 
-import threading
-
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, require_gpus, text_of, values
+from network_case import mx, mxnets, ndarrays, require_gpus, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import engine
+from ece408_op.network import _inference, engine
+from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -54,19 +53,9 @@ def test_gpus_that_share_a_batch_have_fewer_copying_threads():
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_gpus_that_share_a_batch_have_smaller_chunks():
-    """A chunk's copy does not overlap with its own computation, and the batch of each is smaller."""
-    node = ece408_op.gpu_network(data * 2, {})[0]
-    found, shape = engine.engine(text_of(node), "auto", "float32", 0), {"data": (128, 3, 128, 128)}
-    with engine.sharing(2):
-        shared = found._images(shape)
-    assert (found._images(shape), shared) == (128, 64)
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
 def test_each_of_several_gpus_copies_as_one_that_shares(gpu, monkeypatch):
     found, original, large = [], engine.copying_threads, (network_fake.Gpu(threads=16), 1 << 30)
-    monkeypatch.setattr(engine, "copying_threads", lambda gpu, copied: found.append(original(*large)) or 1)
+    monkeypatch.setattr(_inference, "copying_threads", lambda gpu, copied: found.append(original(*large)) or 1)
     args, _ = values(data, {"data": (4, 5)})
     for numbers in ([0], [0, 1]):
         assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
@@ -82,23 +71,12 @@ def bound_several():
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_several_gpus_have_the_parameters_of_their_call(gpu, monkeypatch):
-    (first, expected), (second, _) = bound_several(), bound_several()
-    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
-    run, turns, compared = engine.Engine.run, [first, second], threading.Event()
-
-    def run_between(self, given, parameters, outputs, pinned, *checked, **others):
-        """Have the other network compute when the first one's first GPU has computed, and not yet its second one."""
-        if any(checked) and len(turns) == 2:
-            compared.wait(10)
-            turns.pop().forward(is_train=False)[0].wait_to_read()
-        result = run(self, given, parameters, outputs, pinned, *checked, **others)
-        compared.set()
-        return result
-
-    monkeypatch.setattr(engine.Engine, "run", run_between)
-    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
-    assert turns == [first]
+def test_several_gpus_have_the_parameters_of_their_call(gpu):
+    bound = [bound_several() for _ in range(3)]
+    for _ in range(5):
+        outputs = [executor.forward(is_train=False)[0] for executor, _ in bound]
+        for output, (_, expected) in zip(outputs, bound):
+            assert np.array_equal(output.asnumpy(), expected)
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
@@ -128,13 +106,13 @@ def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
     require_gpus(gpu, 2)
     symbol = data * 2
     args, _ = values(symbol, {"data": (4, 5)})
-    run = engine.Engine.run
+    chunks = engine.Engine.chunks
 
-    def fails_on_the_second(self, given, *others, **named):
-        if (given[0] == args["data"][2:]).all():
+    def fails_on_the_second(self, *given):
+        if self.gpu is host_context.gpu(1):
             raise DeviceError("out of order")
-        run(self, given, *others, **named)
+        return chunks(self, *given)
 
-    monkeypatch.setattr(engine.Engine, "run", fails_on_the_second)
+    monkeypatch.setattr(engine.Engine, "chunks", fails_on_the_second)
     with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):
         on_several(symbol, args, [0, 1])

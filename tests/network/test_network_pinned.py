@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from network_case import mx, ndarrays, require_gpus, values
-from network_fake import Gpu
+from network_fake import Gpu, Stream
 
 import ece408_op
 from ece408_op.network import engine
 from ece408_op.runtime import c_calls, pinned
-from ece408_op.runtime.copy_pipeline import INPUT
 
 S = mx.sym
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -64,24 +62,14 @@ def test_each_call_has_the_data_of_its_time(gpu, images, numbers, uses):
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_parameters_are_compared_while_a_thread_waits_for_the_first_of_two_chunks(monkeypatch):
-    for name, value in (("CHUNK_BYTES", 1), ("LEAST_IMAGES", 1), ("MOST_CHUNKS", 2)):
-        monkeypatch.setattr(engine, name, value)
+def test_parameters_are_compared_before_the_first_wait_for_the_gpu(monkeypatch):
     ours, _ = bound(6, [0])
     ours.forward(is_train=False)[0].wait_to_read()
-    compared, copy, same = threading.Event(), Gpu.copy, c_calls.any_nonzero
-
-    def copied(self, buffer, address, transfer, after):
-        assert transfer.role == INPUT or compared.wait(20)
-        return copy(self, buffer, address, transfer, after)
-
-    def noted(*args):
-        compared.set()
-        return same(*args)
-
-    monkeypatch.setattr(Gpu, "copy", copied)
-    monkeypatch.setattr(c_calls, "any_nonzero", noted)
+    steps, call = [], c_calls.any_nonzero
+    monkeypatch.setattr(Stream, "synchronize", lambda self: steps.append("wait"))
+    monkeypatch.setattr(c_calls, "any_nonzero", lambda *given: steps.append(given[0]) or call(*given))
     ours.forward(is_train=False)[0].wait_to_read()
+    assert steps[-2:] == [engine._memcmp(), "wait"]
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)

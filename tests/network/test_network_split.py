@@ -28,7 +28,7 @@ def outputs(x, w, bias=None, activation=None, split=True):
     symbol = S.Activation(symbol, act_type=activation) if activation else symbol
     given = {"data": x, "fc_weight": w, **({} if bias is None else {"fc_bias": bias})}
     (got,) = ours(symbol, given, {}, way="auto")
-    newest = list(engine.engines()[-1].batches.values())[-1]
+    newest = list(engine.engines()[-1].batches.values())[-1].batches[-1]
     (used,) = newest.schedule.computations.values()
     assert type(used).__name__ == ("SplitFullyConnected" if split else "BlasFullyConnected")
     return got

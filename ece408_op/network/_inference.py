@@ -1,0 +1,296 @@
+"""Inference on one or several GPUs of one host, whose shares of the images differ by at most one.
+
+Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
+bit, with a copy of what the GPUs have, while they compute; if they differ, the call sends them and computes again.
+
+Where all data is pinned and the outputs fit a staging buffer, the calling thread queues the work of all GPUs without
+waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend for the
+interpreter's lock at each CUDA call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.plugin import op_times
+from ece408_op.plugin.host_context import STAGING_BYTES
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime import cuda
+from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, unpinned
+from ece408_op.runtime.launch import ceil_div
+from ece408_op.runtime.memory import address
+from ece408_op.runtime.thread_pool import share
+
+from ._batch import STAGES, Times
+from .engine import Chunks, Engine, copying_threads, sharing
+
+#: The fewest bytes of a transfer.
+LEAST_TRANSFER = 2 << 20
+#: cudaMemcpyDeviceToHost.
+_TO_HOST = 2
+
+
+def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
+    """Return the place and the images of each GPU that gets some of a batch.
+
+    Raises ProblemError if there are several GPUs and the network does not compute each image by itself.
+    """
+    if gpus == 1:
+        return [(0, slice(None))]
+    if not engine.divides([array.shape for array in data]):
+        raise ProblemError(
+            "device_ids: expected a network that computes each image by itself, with the images as the first axis "
+            "of all data and outputs, got another one; pass one GPU"
+        )
+    images = len(data[0])
+    edges = [images * gpu // gpus for gpu in range(gpus + 1)]
+    found = enumerate(map(slice, edges, edges[1:]))
+    return [(gpu, mine) for gpu, mine in found if mine.start < mine.stop]
+
+
+def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | None = None) -> None:
+    """Run work(0), work(1), ..., in a thread for each GPU, or in fewer threads.
+
+    A DeviceError gets the number of its GPU, in ``numbers``.
+    """
+
+    def named(part: int) -> None:
+        try:
+            with sharing(len(numbers)):
+                work(part)
+        except DeviceError as error:
+            raise DeviceError(f"GPU {numbers[part]}: {error}") from error
+
+    share(named, len(numbers), threads or len(numbers))
+
+
+class Inference:
+    """Engines of one network on different GPUs, in the order in which they share the images."""
+
+    def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
+        self._engines, self._numbers = engines, numbers
+        #: The times of the last call, which are read during the next one.
+        self._times: list[Times] = []
+
+    def run(
+        self,
+        data: Sequence[np.ndarray],
+        parameters: Callable[[], Sequence[int]],
+        outputs: Callable[[], Sequence[np.ndarray]],
+        pinned: Sequence[bool] = (),
+        meanwhile: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
+
+        parameters returns addresses: to make views of hundreds of arrays would take a millisecond. outputs returns the
+        outputs, which share no memory with the data, nor with the parameters if not all data is pinned. Both, and the
+        functions ``meanwhile``, are called once the data is on its way, if the GPUs have what they need, since that
+        takes as long as the first copy. pinned: whether each array of data is. Raises ProblemError as ``shares``, and
+        DeviceError, which names the GPU, if one fails or has no memory for one image.
+        """
+        found = shares(self._engines[0], data, len(self._engines))
+        numbers = [self._numbers[gpu] for gpu, _ in found]
+        parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], pinned) for gpu, mine in found]
+        first = parts[0].engine
+        with ExitStack() as locks:
+            # In one order, for networks whose lists of GPUs have others.
+            for number in sorted(numbers):
+                locks.enter_context(parts[numbers.index(number)].gpu.lock)
+            is_sent = bool(first.sent)
+            work = [*meanwhile, *(one.read for one in self._times)]
+            try:
+                _prepare(parts, numbers, first.sent or first.copied(parameters()))
+                if _computed(parts, numbers, parameters if is_sent else tuple, outputs, work):
+                    for part in parts:
+                        part.made.times(part.images)
+                    _prepare(parts, numbers, first.copied(parameters()))
+                    _computed(parts, numbers, tuple, outputs, ())
+            except BaseException:
+                for part in parts:
+                    with suppress(DeviceError), cuda.reported("network"):
+                        part.gpu.wait()
+                raise
+            self._times = [part.made.times(part.images) for part in parts]
+        for times in self._times:
+            op_times.record(times)
+
+
+def _prepare(parts: Sequence[_Share], numbers: Sequence[int], parameters: Sequence[np.ndarray]) -> None:
+    """Send the parameters, arrays that nobody changes, and make what computes the images, where GPUs have neither."""
+    ready = all(part.is_ready(parameters) for part in parts)
+    on_each(lambda part: parts[part].prepare(parameters), numbers, 1 if ready else None)
+
+
+def _computed(
+    parts: Sequence[_Share],
+    numbers: Sequence[int],
+    compared: Callable[[], Sequence[int]],
+    outputs: Callable[[], Sequence[np.ndarray]],
+    meanwhile: Sequence[Callable[[], None]],
+) -> bool:
+    """Compute all images; return whether parameters, at the addresses ``compared``, differ from those of the GPUs."""
+
+    def each(work: Callable[[_Share], None], threads: int | None = 1) -> None:
+        on_each(lambda part: work(parts[part]), numbers, threads)
+
+    first = parts[0]
+    if all(part.queues for part in parts):
+        with ExitStack() as buffers:
+            # All GPUs' first copies come first: a launch takes longer than it takes to queue a copy.
+            for number in range(STAGES):
+                each(lambda part: part.copy_in(number))  # noqa: B023
+            for part in parts:
+                buffers.enter_context(part.staging())
+            for number in range(max(len(part.made.chunks) for part in parts)):
+                each(lambda part: part.launch(number))  # noqa: B023
+                each(lambda part: part.copy_in(number + STAGES))  # noqa: B023
+            comparisons, differ = first.engine.comparisons(compared())
+            checks = [*meanwhile, *comparisons]
+            threads = copying_threads(first.gpu, sum(array.nbytes for array in first.engine.sent))
+            share(lambda number: checks[number](), len(checks), threads)
+            filled = outputs()
+            each(lambda part: part.finish(filled))
+    else:
+        comparisons, differ = first.engine.comparisons(compared())
+        checks, filled = [*meanwhile, *comparisons], outputs()
+        # The first GPU's threads compare the parameters, for all.
+        each(lambda part: part.compute(filled, checks if part is first else [], len(parts) > 1), None)
+    return differ.is_set()
+
+
+class _Share:
+    """One GPU's images of a call, in chunks; the caller has the GPU's lock."""
+
+    def __init__(self, engine: Engine, mine: slice, data: Sequence[np.ndarray], pinned: Sequence[bool]) -> None:
+        self.engine, self.gpu, self.images = engine, engine.gpu, len(data[0])
+        self._mine, self._data, self._pinned = mine, data, pinned
+        self._shapes = [array.shape for array in data]
+        #: The events of the copies in, and of the ends, of chunks.
+        self._copied: list[list[Any]] = []
+        self._ends: list[Any] = []
+        #: Outputs in a staging buffer.
+        self._staged: list[np.ndarray] = []
+
+    def is_ready(self, parameters: Sequence[np.ndarray]) -> bool:
+        """Return whether ``prepare`` has nothing to do on the GPU."""
+        return self.engine.has(parameters) and self.engine.has_chunks(self._shapes)
+
+    def prepare(self, parameters: Sequence[np.ndarray]) -> None:
+        """Send the parameters, and make what computes the images, if the GPU does not have them."""
+        with self.gpu.device, cuda.reported("network"):
+            if not self.engine.has(parameters):
+                self.engine.send(parameters)
+            self.made = self.engine.chunks(self._shapes)
+        self._copied, self._ends = [], []
+        if len(self.made.chunks) == 1:
+            self._data = [array.reshape(1, -1) for array in self._data]
+        #: Whether all work can be queued without waiting.
+        self.queues = bool(self._pinned) and all(self._pinned) and self._output_bytes() <= STAGING_BYTES
+
+    def _output_bytes(self) -> int:
+        batch = self.made.batches[0]
+        return sum(output.nbytes for output in batch.outputs[0]) * ceil_div(self.images, batch.images)
+
+    def copy_in(self, number: int) -> None:
+        """Queue the copies of a chunk's data, if there is a chunk of that number."""
+        if number >= len(self.made.chunks):
+            return
+        this, batch = self.made.chunks[number], self.made.batches[number]
+        before = self._ends[number - STAGES] if number >= STAGES else None
+        given = [array[this.first : this.first + this.images] for array in self._data]
+        with self.gpu.device, cuda.reported("network"):
+            buffers = batch.data[this.stage]
+            self._copied.append([self.gpu.copy_pinned(x, to.data.ptr, before) for x, to in zip(given, buffers)])
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Have a staging buffer for the outputs until the end."""
+        buffer, first = self.gpu.staging.get(), 0
+        rows = sum(this.images - this.known for this in self.made.chunks)
+        try:
+            self._staged = []
+            for output in self.made.batches[0].outputs[0]:
+                size = output.size if rows == 1 else output.size // len(output)
+                self._staged.append(buffer.floats[first : first + rows * size].reshape(rows, size))
+                first += rows * size
+            yield
+        finally:
+            self.gpu.staging.put(buffer)
+
+    def launch(self, number: int) -> None:
+        """Queue the computation of a chunk, and the copies of its outputs, if there is a chunk of that number."""
+        if number >= len(self.made.chunks):
+            return
+        this, batch, gpu = self.made.chunks[number], self.made.batches[number], self.gpu
+        with gpu.device, gpu.stream, cuda.reported("network"):
+            data = batch.data[this.stage]
+            gpu.wait_for(self._copied[number])
+            for output, staged in zip(batch.run(self.engine.given(data), data, timed=True), self._staged):
+                target, source = staged[self._new(this)], output[this.known :].data.ptr
+                gpu.cuda.runtime.memcpyAsync(address(target), source, target.nbytes, _TO_HOST, gpu.stream.ptr)
+            self._ends.append(gpu.stream.record())
+
+    def finish(self, outputs: Sequence[np.ndarray]) -> None:
+        """Copy each chunk's outputs from the staging buffer, once they are there."""
+        targets = [array[self._mine].reshape(staged.shape) for array, staged in zip(outputs, self._staged)]
+        for this, end in zip(self.made.chunks, self._ends):
+            cuda.wait("network", end)
+            for target, staged in zip(targets, self._staged):
+                target[self._new(this)] = staged[self._new(this)]
+
+    @staticmethod
+    def _new(this: Chunk) -> slice:
+        """Return the images of a chunk that the one before does not have."""
+        return slice(this.first + this.known, this.first + this.images)
+
+    def compute(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
+        """Compute all chunks through a copy pipeline, whose threads do the checks while the GPU computes.
+
+        several: whether other GPUs compute at the same time.
+        """
+        outputs = [array[self._mine] for array in outputs]
+        if len(self.made.chunks) == 1:
+            outputs = [array.reshape(1, -1) for array in outputs]
+        staged = unpinned(self._data, self._pinned)
+        copied = (*staged, *outputs, *(self.engine.sent if checks else ()))
+        threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
+        # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
+        # they are at least two, since their threads do not begin at the same time.
+        part = ceil_div(self.made.chunks[0].images * sum(array[0].nbytes for array in staged), threads)
+        transfers = max(1 + several, ceil_div(part, STAGING_BYTES))
+        most = max(LEAST_TRANSFER, ceil_div(part, transfers)) // ITEM_BYTES
+        device, pinned, chunks = _Device(self.engine, self.made), {INPUT: self._pinned}, self.made.chunks
+        with self.gpu.device, cuda.reported("network"):
+            Pipeline(device, chunks, self._data, outputs, most, checks=checks, pinned=pinned).run(threads)
+
+
+class _Device:
+    """The GPU as the copy pipeline asks for it."""
+
+    def __init__(self, engine: Engine, made: Chunks) -> None:
+        self._engine, self._gpu, self.staging = engine, engine.gpu, engine.gpu.staging
+        stages = {chunk.stage: batch for chunk, batch in zip(made.chunks, made.batches)}
+        self._batches = [stages[stage] for stage in sorted(stages)]
+
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
+        batch = self._batches[transfer.stage]
+        buffers = batch.data if transfer.role == INPUT else batch.outputs
+        return self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+
+    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
+        gpu, batch = self._gpu, self._batches[this.stage]
+        with gpu.device, gpu.stream:
+            gpu.wait_for(copied)
+            data = batch.data[this.stage]
+            outputs = batch.run(self._engine.given(data), data, timed=True)
+            for source, target in zip(outputs, batch.outputs[this.stage]):
+                target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
+            return gpu.stream.record()
+
+
+__all__ = ("Inference", "on_each", "shares")
