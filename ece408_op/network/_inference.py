@@ -21,7 +21,7 @@ from ece408_op.plugin import op_times
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, unpinned
+from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.thread_pool import share
@@ -256,17 +256,17 @@ class _Share:
         outputs = [array[self._mine] for array in outputs]
         if len(self.made.chunks) == 1:
             outputs = [array.reshape(1, -1) for array in outputs]
-        staged = unpinned(self._data, self._pinned)
-        copied = (*staged, *outputs, *(self.engine.sent if checks else ()))
+        copied = (*self._data, *outputs, *(self.engine.sent if checks else ()))
         threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
         # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
         # they are at least two, since their threads do not begin at the same time.
-        part = ceil_div(self.made.chunks[0].images * sum(array[0].nbytes for array in staged), threads)
+        chunks = self.made.chunks
+        part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in self._data), threads)
         transfers = max(1 + several, ceil_div(part, STAGING_BYTES))
         most = max(LEAST_TRANSFER, ceil_div(part, transfers)) // ITEM_BYTES
-        device, pinned, chunks = _Device(self.engine, self.made), {INPUT: self._pinned}, self.made.chunks
+        device = _Device(self.engine, self.made)
         with self.gpu.device, cuda.reported("network"):
-            Pipeline(device, chunks, self._data, outputs, most, checks=checks, pinned=pinned).run(threads)
+            Pipeline(device, chunks, self._data, outputs, most, checks=checks).run(threads)
 
 
 class _Device:
@@ -277,15 +277,14 @@ class _Device:
         stages = {chunk.stage: batch for chunk, batch in zip(made.chunks, made.batches)}
         self._batches = [stages[stage] for stage in sorted(stages)]
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         batch = self._batches[transfer.stage]
         buffers = batch.data if transfer.role == INPUT else batch.outputs
-        return self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
+    def compute(self, this: Chunk) -> Any:
         gpu, batch = self._gpu, self._batches[this.stage]
         with gpu.device, gpu.stream:
-            gpu.wait_for(copied)
             data = batch.data[this.stage]
             outputs = batch.run(self._engine.given(data), data, timed=True)
             for source, target in zip(outputs, batch.outputs[this.stage]):

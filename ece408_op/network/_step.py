@@ -18,7 +18,7 @@ from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.compile_ahead import compile_ahead
-from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer, unpinned
+from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.launch import ceil_div
 
 from . import _graph_cache
@@ -176,25 +176,27 @@ class _Device:
 
         pinned: whether each output is. Copies to these are queued at once, on one stream, as no thread can be as fast.
         """
-        flags = [*(not array.size for array in inputs[:-1]), True]
+        *staged, small = inputs
+        if small.size:
+            self._copied.append(self._gpu.copy_pinned(small, self._inputs[-1].data.ptr))
         self._pinned = [array if flag else None for array, flag in zip(outputs, pinned)]
         outputs = [array[:0] if flag else array for array, flag in zip(outputs, pinned)]
-        copied = sum(array.nbytes for array in (*unpinned(inputs, flags), *outputs))
+        copied = sum(array.nbytes for array in (*staged, *outputs))
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
         # An equal part for each thread, in as few transfers as may be.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
-        inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned={INPUT: flags}).run(threads)
+        staged, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (staged, outputs))
+        Pipeline(self, [Chunk(0, 1)], staged, outputs, most, checks=meanwhile).run(threads)
         cuda.wait("training", self._gpu.pinned_stream)
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
-        return self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
+        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
+    def compute(self, this: Chunk) -> Any:
         with self._gpu.device, self._gpu.stream:
-            self._gpu.wait_for([*self._copied, *copied])
+            self._gpu.wait_for(self._copied)
             if self._graph:
                 graph, rank = self._graph
                 self._outputs, self.result = graph.run(self._compute, rank)

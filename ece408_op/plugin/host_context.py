@@ -152,29 +152,27 @@ class Gpu:
         """Return ``size`` bytes of pinned host memory."""
         return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
 
-    def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> Any:
+    def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> None:
         """Copy to or from the device's array at that address, as ``copy_pipeline.Device``."""
-        out, there = transfer.role == OUTPUT, array + ITEM_BYTES * transfer.start
-        if transfer.pinned and not out:
-            return self.copy_pinned(transfer.host, there, after)
-        here = address(transfer.host) if transfer.pinned else buffer.address
+        there, out = array + ITEM_BYTES * transfer.start, transfer.role == OUTPUT
         if after is not None:
             buffer.stream.wait_event(after)
-        target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
-        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
+        self._queue_copy(buffer.address, there, transfer.host.nbytes, out, buffer.stream)
         buffer.stream.synchronize()
-        return None
+
+    def _queue_copy(self, here: int, there: int, size: int, out: bool, stream: Any) -> None:
+        target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
+        self.cuda.runtime.memcpyAsync(target, source, size, direction, stream.ptr)
 
     def copy_pinned(self, array: np.ndarray, there: int, after: Any = None, out: bool = False) -> Any:
         """Queue a copy of a pinned array to an address on the device, or from there, after the event ``after``.
 
         Returns the event of its end.
         """
-        stream, here = self.pinned_stream, address(array)
+        stream = self.pinned_stream
         if after is not None:
             stream.wait_event(after)
-        target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
-        self.cuda.runtime.memcpyAsync(target, source, array.nbytes, direction, stream.ptr)
+        self._queue_copy(address(array), there, array.nbytes, out, stream)
         with self.device:
             return stream.record()
 
@@ -281,11 +279,11 @@ class _Work:
             wanted[_SUMS, 0] = 2 * wanted[_WEIGHT, 0]
         return wanted
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         name = self._names[transfer.role][transfer.array]
-        return self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
+        self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
 
-    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
+    def compute(self, this: Chunk) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):

@@ -3,7 +3,7 @@
     chunk     the images of one launch: copied in, computed, copied out. Each chunk uses the device buffers of its
               pipeline stage; ``STAGES`` chunks, or as many as the caller asks for, are on the device at a time
     transfer  the elements that one copy moves, through a pinned staging buffer: the GPU's copy engine cannot reach
-              pageable memory at full speed. Arrays that are pinned themselves (``runtime.pinned``) need no buffer
+              pageable memory at full speed
 
 Several threads work through the transfers in order: the input of chunk n, then the output of chunk n - 1. A transfer
 waits only for earlier ones, so the pipeline cannot deadlock, whatever the number of threads. Each thread waits for its
@@ -14,11 +14,10 @@ long to get it back. Nothing here knows CUDA; the pipeline calls the device thro
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,8 +72,7 @@ class StagingBuffer:
 class Transfer:
     """What one copy moves: ``host``, flat float32, and on the device as many elements of a buffer from ``start`` on.
 
-    The buffer is that of the constant, input or output number ``array``, in the set of buffers ``stage``. pinned:
-    whether ``host`` is, so that no staging buffer is needed.
+    The buffer is that of the constant, input or output number ``array``, in the set of buffers ``stage``.
     """
 
     role: str
@@ -82,12 +80,6 @@ class Transfer:
     stage: int
     start: int
     host: np.ndarray
-    pinned: bool = False
-
-
-def unpinned(arrays: Sequence[np.ndarray], pinned: Sequence[bool]) -> list[np.ndarray]:
-    """Return the arrays that are copied through staging buffers; see ``Pipeline`` for ``pinned``."""
-    return [array for array, one in zip(arrays, pinned or [False] * len(arrays)) if not one]
 
 
 class Device(Protocol):
@@ -95,15 +87,14 @@ class Device(Protocol):
 
     staging: SimpleQueue[StagingBuffer]
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         """Copy from the buffer to the device, or an output to the buffer, once the event ``after``, if any, is reached.
 
-        In a pinned transfer, the host's array takes the buffer's place. Returns when the copy is done, but for a pinned
-        input at once, with the event of its end.
+        Returns when the copy is done.
         """
 
-    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
-        """Queue the chunk's computation behind earlier ones and behind these events; return the event of its end."""
+    def compute(self, this: Chunk) -> Any:
+        """Queue the chunk's computation behind earlier ones; return the event of its end."""
 
 
 class _State:
@@ -111,8 +102,6 @@ class _State:
 
     def __init__(self) -> None:
         self.to_copy_in = self.to_copy_out = 0
-        #: The events of copies from pinned arrays.
-        self.copied: list[Any] = []
         #: The event of the computation's end, until a copy has waited for it.
         self.end: Any = None
         self.launched, self.copied_out = threading.Event(), threading.Event()
@@ -127,8 +116,7 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. pinned: by role, whether each array is pinned, or nothing if none is. An error in any
-    transfer ends the call, and ``run`` raises it.
+    computes the last chunk. An error in any transfer ends the call, and ``run`` raises it.
     """
 
     def __init__(
@@ -140,22 +128,20 @@ class Pipeline:
         staging_elements: int,
         constants: Sequence[np.ndarray] = (),
         checks: Sequence[Callable[[], None]] = (),
-        pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     ) -> None:
         self._device, self._chunks, self._staging_elements = device, chunks, staging_elements
-        self._pinned = pinned
         self._stages = 1 + max((this.stage for this in chunks), default=0)
         self._states = [_State() for _ in chunks]
         self._lock = threading.Lock()
         self._failed = False
         self._work: list[Callable[[], None]] = []
-        #: How many of the first ones only queue work on the device.
-        self._quick = 0
         for number, this in enumerate(chunks):
-            self._work += self._copies_in(number, CONSTANT, constants) if not number else []
-            self._work += self._copies_in(number, INPUT, [a[this.first : this.first + this.images] for a in inputs])
-            if number < 2 and not constants and all(pinned.get(INPUT, [False])):
-                self._quick = len(self._work)
+            given = [array[this.first : this.first + this.images] for array in inputs]
+            transfers = [*self._transfers(CONSTANT, () if number else constants, this.stage)]
+            transfers += self._transfers(INPUT, given, this.stage)
+            self._states[number].to_copy_in = len(transfers)
+            self._work += [partial(self._copy_in, number, transfer) for transfer in transfers]
+            self._work += [] if transfers else [partial(self._compute, number)]
             if number:
                 self._work += self._copies_out(number - 1, outputs)
         self._work += checks
@@ -179,27 +165,23 @@ class Pipeline:
                     state.copied_out.set()
                 raise
 
+        # Threads that wake up while the caller launches kernels would take the interpreter's lock at each CUDA call.
+        alone = int(bool(self._states) and not self._states[0].to_copy_in)
         try:
-            # Threads that wake up meanwhile would take the interpreter's lock at each CUDA call.
-            for number in range(self._quick):
+            for number in range(alone):
                 work(number)
-            share(lambda number: work(self._quick + number), len(self._work) - self._quick, threads)
+            share(lambda number: work(alone + number), len(self._work) - alone, threads)
         finally:
             # It refers to the pipeline: a cycle would keep the device's memory until the next garbage collection.
             self._work.clear()
 
     def _transfers(self, role: str, arrays: Sequence[np.ndarray], stage: int, skipped: int = 0) -> Iterator[Transfer]:
-        """The arrays without their first ``skipped`` images, in transfers that fit a staging buffer or are pinned."""
-        flags = self._pinned.get(role) or [False] * len(arrays)
-        for number, (array, pinned) in enumerate(zip(arrays, flags)):
-            flat, most = array.reshape(-1), max(1, array.size) if pinned else self._staging_elements
+        """The arrays without their first ``skipped`` images, in transfers that fit a staging buffer."""
+        most = self._staging_elements
+        for number, array in enumerate(arrays):
+            flat = array.reshape(-1)
             for start in range(skipped * (array.size // max(1, len(array))), array.size, most):
-                yield Transfer(role, number, stage, start, flat[start : start + most], pinned)
-
-    def _copies_in(self, number: int, role: str, arrays: Sequence[np.ndarray]) -> list[Callable[[], None]]:
-        transfers = list(self._transfers(role, arrays, self._chunks[number].stage))
-        self._states[number].to_copy_in += len(transfers)
-        return [partial(self._copy_in, number, transfer) for transfer in transfers]
+                yield Transfer(role, number, stage, start, flat[start : start + most])
 
     def _copies_out(self, number: int, outputs: Sequence[np.ndarray]) -> list[Callable[[], None]]:
         this = self._chunks[number]
@@ -210,33 +192,35 @@ class Pipeline:
             self._states[number].copied_out.set()
         return [partial(self._copy_out, number, transfer) for transfer in transfers]
 
+    def _before(self, number: int) -> _State | None:
+        """Return the state of the chunk that used this chunk's device buffers before it."""
+        return self._states[number - self._stages] if number >= self._stages else None
+
     def _copy_in(self, number: int, transfer: Transfer) -> None:
-        state = self._states[number]
-        # The chunk that used this chunk's device buffers before it.
-        before = self._states[number - self._stages] if number >= self._stages else None
+        before = self._before(number)
         if before is not None:
             self._wait(before.launched)
-        if transfer.pinned and number:
-            # The device copies in the order of the calls, and the chunk before would wait for this one.
-            self._wait(self._states[number - 1].launched)
         buffer = self._device.staging.get()
         try:
-            if not transfer.pinned:
-                np.copyto(buffer.floats[: transfer.host.size], transfer.host)
-            copied = self._device.copy(buffer, transfer, before.end if before else None)
+            np.copyto(buffer.floats[: transfer.host.size], transfer.host)
+            self._device.copy(buffer, transfer, before.end if before else None)
         finally:
             self._device.staging.put(buffer)
+        state = self._states[number]
         with self._lock:
-            state.copied += [copied] if transfer.pinned else []
             state.to_copy_in -= 1
             last = state.to_copy_in == 0
         if last:
-            if number:
-                self._wait(self._states[number - 1].launched)  # chunks compute in order, and constants come first
-            if before is not None:
-                self._wait(before.copied_out)
-            state.end = self._device.compute(self._chunks[number], state.copied)
-            state.launched.set()
+            self._compute(number)
+
+    def _compute(self, number: int) -> None:
+        if number:
+            self._wait(self._states[number - 1].launched)  # chunks compute in order, and constants come first
+        before = self._before(number)
+        if before is not None:
+            self._wait(before.copied_out)
+        self._states[number].end = self._device.compute(self._chunks[number])
+        self._states[number].launched.set()
 
     def _copy_out(self, number: int, transfer: Transfer) -> None:
         state = self._states[number]
@@ -249,8 +233,7 @@ class Pipeline:
                 state.to_copy_out -= 1
                 if state.to_copy_out == 0:
                     state.copied_out.set()
-            if not transfer.pinned:
-                np.copyto(transfer.host, buffer.floats[: transfer.host.size])
+            np.copyto(transfer.host, buffer.floats[: transfer.host.size])
         finally:
             self._device.staging.put(buffer)
 

@@ -167,6 +167,7 @@ class Gpu:
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
     copy, copy_pinned, wait_for = host_context.Gpu.copy, host_context.Gpu.copy_pinned, host_context.Gpu.wait_for
+    _queue_copy = host_context.Gpu._queue_copy
 
     def pinned(self, size):
         return np.full(size, 0xFF, np.uint8)
