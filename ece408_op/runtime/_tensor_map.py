@@ -6,8 +6,7 @@ The driver's calls are described in the CUDA Driver API, "Tensor Map Object Mana
 from __future__ import annotations
 
 import ctypes
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
 
 from ece408_op.errors import DeviceError
 
@@ -17,14 +16,6 @@ from .launch import TensorMap
 BYTES, _ALIGNMENT = 128, 64
 #: CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, and the swizzles by the bytes that they span.
 _FLOAT16, _L2_PROMOTION, _SWIZZLES = 6, 2, {32: 1, 64: 2, 128: 3}
-
-
-@cache
-def _driver() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"TMA descriptors: expected NVIDIA's driver, got {error}") from error
 
 
 @lru_cache(maxsize=256)
@@ -53,13 +44,14 @@ def encoded(tensor: TensorMap, address: int) -> bytes:
         ctypes.c_int(_L2_PROMOTION),
         ctypes.c_int(0),  # what lies outside reads as zero
     )
+    driver = ctypes.CDLL("libcuda.so.1")
     try:
         if tensor.im2col is None:
-            failed = _driver().cuTensorMapEncodeTiled(*begin, (ctypes.c_uint * rank)(*tensor.box), *end)
+            failed = driver.cuTensorMapEncodeTiled(*begin, (ctypes.c_uint * rank)(*tensor.box), *end)
         else:
             corners = (ctypes.c_int * (rank - 2))(*lower), (ctypes.c_int * (rank - 2))(*upper)
             channels, pixels = map(ctypes.c_uint, tensor.box)
-            failed = _driver().cuTensorMapEncodeIm2col(*begin, *corners, channels, pixels, *end)
+            failed = driver.cuTensorMapEncodeIm2col(*begin, *corners, channels, pixels, *end)
     except AttributeError as error:
         raise DeviceError(f"TMA descriptors: expected a driver for CUDA 12 or later, got {error}") from error
     if failed:

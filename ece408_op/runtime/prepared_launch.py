@@ -44,12 +44,10 @@ class _Config(ctypes.Structure):
 
 @cache
 def launch_function() -> Any:
-    """Return the driver's function, None where the driver is too old to have it."""
-    try:
-        call = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    except (OSError, AttributeError):
-        return None
-    call.argtypes = (ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+    """Return the driver's function, None where the driver, that of CUDA 11.7, is too old to have it."""
+    call = getattr(ctypes.CDLL("libcuda.so.1"), "cuLaunchKernelEx", None)
+    if call:
+        call.argtypes = (ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
     return call
 
 

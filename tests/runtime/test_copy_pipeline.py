@@ -178,22 +178,6 @@ def test_chunks_are_equal_and_cover_the_batch_once_in_order(batch, images, stage
     assert [this.stage for this in chunks] == [number % stage for number in range(len(chunks))]
 
 
-def test_images_that_depend_on_each_other_are_one_round():
-    call = Call(7, 7, 2, 11)
-    call.chunks = [Chunk(0, 1)]
-    call.inputs, call.outputs = ([a[None] for a in arrays] for arrays in (call.inputs, call.outputs))
-    device = Unsteady(call, 2, 0)
-    device.compute = lambda this: (
-        [
-            np.multiply(device.memory[INPUT, i, 0][:, :, :2], 2, out=device.memory[OUTPUT, i, 0][:, :, :2])
-            for i in (0, 1)
-        ]
-        and Mark(lambda: None, None)
-    )
-    assert call.run(device, 2) == []
-    np.testing.assert_array_equal(call.outputs[1], 2 * call.inputs[1][:, :, :2])
-
-
 @given(st.integers(1, 500), st.integers(1, 1000), st.integers(1, 10_000))
 def test_chunks_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, chunk_bytes):
     images = images_per_chunk(batch, image_bytes, chunk_bytes)

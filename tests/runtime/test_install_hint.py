@@ -11,8 +11,8 @@ from ece408_op.runtime import install_hint
 
 
 class Distribution:
-    def __init__(self, url: str | None, **more: object) -> None:
-        self.text = None if url is None else json.dumps({"url": url, **more})
+    def __init__(self, record: object) -> None:
+        self.text = json.dumps(record) if record else None
 
     def read_text(self, name: str) -> str | None:
         assert name == "direct_url.json"
@@ -27,23 +27,18 @@ def test_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("record", "expected"),
     [
-        ("file:///d/e-0.1-py3-none-any.whl", "pip install 'ece408-op[cpu] @ file:///d/e-0.1-py3-none-any.whl'"),
-        ("https://a.example/e.whl", "pip install 'ece408-op[cpu] @ https://a.example/e.whl'"),
-        ("file:///a%20folder/checkout", "pip install '/a folder/checkout[cpu]'"),
+        ({"url": "file:///d/e-0.1.whl"}, "pip install 'ece408-op[cpu] @ file:///d/e-0.1.whl'"),
+        ({"url": "https://a.example/e.whl"}, "pip install 'ece408-op[cpu] @ https://a.example/e.whl'"),
+        ({"url": "file:///a%20folder/checkout"}, "pip install '/a folder/checkout[cpu]'"),
+        (
+            {"url": "https://a.example/e.git", "vcs_info": {"vcs": "git", "commit_id": "12ab"}},
+            "pip install 'ece408-op[cpu] @ git+https://a.example/e.git@12ab'",
+        ),
         (None, "pip install 'ece408-op[cpu] @ file:///PATH' with the path of this package's wheel or checkout"),
     ],
 )
-def test_of_an_installed_package(
-    url: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(install_hint, "distribution", lambda name: Distribution(url))
-    assert install_hint.command("cpu", tmp_path) == expected
-
-
-def test_of_a_package_installed_from_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Distribution("https://a.example/e.git", vcs_info={"vcs": "git", "commit_id": "12ab"})
-    monkeypatch.setattr(install_hint, "distribution", lambda name: record)
-    expected = "pip install 'ece408-op[cpu] @ git+https://a.example/e.git@12ab'"
+def test_of_an_installed_package(record, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(install_hint, "distribution", lambda name: Distribution(record))
     assert install_hint.command("cpu", tmp_path) == expected

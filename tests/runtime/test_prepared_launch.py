@@ -145,18 +145,6 @@ def test_what_calls_share_is_not_captured(words, refused, monkeypatch):
     assert prepared.module.last_use is None
 
 
-def test_a_driver_that_is_not_there_is_none(monkeypatch):
-    def missing(name: str):
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    prepared_launch.launch_function.cache_clear()
-    try:
-        assert prepared_launch.launch_function() is None
-    finally:
-        prepared_launch.launch_function.cache_clear()
-
-
 @pytest.mark.parametrize(
     "kernel",
     [split_precision.ONE_CHANNEL, split_precision.MMA_SYNC],
