@@ -55,7 +55,7 @@ def measure(threads: int) -> Ceilings:
     compute, store = _multiply_adds(target), _fill(target)
 
     def best(work: Any) -> float:
-        call = partial(thread_pool.share, work, threads, threads)
+        call = partial(thread_pool.parallel_for, work, threads, threads)
         return min(timer.measure(call, timer.cpu_clock, repeats=_REPEATS).seconds)
 
     filled, flops = sum(array.nbytes for array in parts), 2.0 * _STEPS * _SUMS * target.lanes * threads

@@ -17,9 +17,9 @@ from ece408_op.plugin import host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.copy_pipeline import OUTPUT
 from ece408_op.runtime.pinned import Pinned, using
-from ece408_op.runtime.recent import Recent
 
 from . import _updates
 from ._definition import Shape
@@ -46,7 +46,7 @@ class Deferred(NamedTuple):
 
 #: Deferred gradients of each of the last backward passes by the addresses of all its parameters: networks whose update
 #: never comes do not keep the GPU's memory.
-pending: Recent[tuple[Addresses, ...], dict[Addresses, Deferred]] = Recent(16)
+pending: BoundedDict[tuple[Addresses, ...], dict[Addresses, Deferred]] = BoundedDict(16)
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:

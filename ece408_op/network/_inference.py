@@ -24,7 +24,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from ._batch import STAGES, Times
 from .engine import Chunks, Engine, copying_threads, sharing
@@ -66,7 +66,7 @@ def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | 
         except DeviceError as error:
             raise DeviceError(f"GPU {numbers[part]}: {error}") from error
 
-    share(named, len(numbers), threads or len(numbers))
+    parallel_for(named, len(numbers), threads or len(numbers))
 
 
 class Inference:
@@ -152,7 +152,7 @@ def _computed(
             comparisons, differ = first.engine.comparisons(compared())
             checks = [*meanwhile, *comparisons]
             threads = copying_threads(first.gpu, sum(array.nbytes for array in first.engine.sent))
-            share(lambda number: checks[number](), len(checks), threads)
+            parallel_for(lambda number: checks[number](), len(checks), threads)
             filled = outputs()
             each(lambda part: part.finish(filled))
     else:

@@ -15,7 +15,7 @@ from ece408_op.errors import GraphError
 from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
 from ece408_op.plugin.attributes import integers
 from ece408_op.plugin.mxnet_errors import sentence_of
-from ece408_op.runtime.thread_pool import elsewhere
+from ece408_op.runtime.thread_pool import run_in_other_thread
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported
@@ -187,7 +187,7 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
 
     # In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
     # network may be the caller.
-    return elsewhere(infer)
+    return run_in_other_thread(infer)
 
 
 @lru_cache(maxsize=_CACHED)

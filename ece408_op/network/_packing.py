@@ -11,9 +11,9 @@ import numpy as np
 
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, round_up
 from ece408_op.runtime.memory import address
-from ece408_op.runtime.recent import Recent
 
 from ._definition import Shape
 
@@ -28,7 +28,7 @@ class Packing:
         #: The shape of each array, and its first element's index in the flat one, -1 for a large one.
         self._offsets: list[tuple[Shape, int]] = []
         #: Views of the last flat arrays on the host, by address: to make hundreds takes as long as to fill them.
-        self._views: Recent[int, list[np.ndarray]] = Recent(8)
+        self._views: BoundedDict[int, list[np.ndarray]] = BoundedDict(8)
         size = 0
         for shape in shapes:
             small = ITEM_BYTES * prod(shape) <= SMALL_BYTES

@@ -23,11 +23,11 @@ from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import c_calls, cuda
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.compile_ahead import compile_ahead
 from ece408_op.runtime.copy_pipeline import Chunk, chunks_of
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
-from ece408_op.runtime.recent import Recent
 
 from ._batch import STAGES, Batch, Times
 from ._definition import Shape
@@ -75,7 +75,7 @@ class Engine:
         self.batches: OrderedDict[tuple[Any, ...], Chunks] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
-        self._independent: Recent[tuple[Shape, ...], bool] = Recent(_KEPT_SHAPES)
+        self._independent: BoundedDict[tuple[Shape, ...], bool] = BoundedDict(_KEPT_SHAPES)
         #: Copies of the parameters that the GPU has.
         self.sent: Sequence[np.ndarray] = []
         self._sent_at: np.ndarray = np.empty(0, np.int64)

@@ -23,9 +23,9 @@ import numpy as np
 
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda, nccl
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
-from ece408_op.runtime.recent import Recent
 
 from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
@@ -55,7 +55,7 @@ class Trainer:
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
         self._graphs = None if _training.is_random(self.network) else GraphCache()
         #: The passes that have been computed, by kind and shapes of the data.
-        self._known: Recent[Hashable, bool] = Recent(64)
+        self._known: BoundedDict[Hashable, bool] = BoundedDict(64)
         operators = [node.operator for _, node in self.network.operators]
         self._exchanges = any(isinstance(one, BatchNorm) and not one.use_global_stats for one in operators)
 

@@ -11,7 +11,7 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from .op_times import Timing
 
@@ -68,4 +68,4 @@ def _share_images(work: Callable[[slice], None], images: int, threads: int) -> N
     """Call ``work`` on slices of the images, on at most that many threads."""
     threads = min(threads, images)
     edges = [images * part // threads for part in range(threads + 1)]
-    share(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)
+    parallel_for(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)

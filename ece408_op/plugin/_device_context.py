@@ -16,7 +16,7 @@ from typing import Any
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.recent import Recent
+from ece408_op.runtime.bounded_dict import BoundedDict
 
 from . import _passes
 from .op_times import Timing
@@ -84,7 +84,7 @@ def fill(address: int, size: int, byte: int, device: int) -> None:
 
 
 #: Kernels and layers that have run, by GPU.
-_warm: Recent[tuple[str, ConvProblem, int], bool] = Recent(1024)
+_warm: BoundedDict[tuple[str, ConvProblem, int], bool] = BoundedDict(1024)
 #: Idle streams, each with two events, by GPU. A thread of MXNet's is a new one to Python at each call, so that streams
 #: kept by thread would not be found again.
 _idle: defaultdict[int, deque[Any]] = defaultdict(deque)

@@ -22,6 +22,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.copy_pipeline import (
     CONSTANT,
     INPUT,
@@ -36,8 +37,7 @@ from ece408_op.runtime.copy_pipeline import (
 )
 from ece408_op.runtime.launch import Plan, ceil_div
 from ece408_op.runtime.memory import address, advise_huge_pages
-from ece408_op.runtime.recent import Recent
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _passes
 from .op_times import Timing
@@ -99,7 +99,7 @@ class Gpu:
         #: Device memory by array and pipeline stage: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
         #: Kernels and layers that have run.
-        self.warm: Recent[tuple[str, ConvProblem, bool], bool] = Recent(1024)
+        self.warm: BoundedDict[tuple[str, ConvProblem, bool], bool] = BoundedDict(1024)
         with self.device, cuda.reported("the host context"):
             #: The stream to compute on, and that of copies from and to pinned arrays, which take turns on the link.
             self.stream, self.pinned_stream = (self.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -198,7 +198,7 @@ class Gpu:
             np.copyto(part, buffer.floats[: part.size])
             self.staging.put(buffer)
 
-        share(work, ceil_div(flat.size, most), self.threads)
+        parallel_for(work, ceil_div(flat.size, most), self.threads)
 
     def make_room(self, wanted: Mapping[tuple[str, int], int], part: ConvProblem) -> None:
         """Make the device buffers at least as large as a chunk needs them, in bytes."""

@@ -80,7 +80,7 @@ def _is_plain(data: tuple[Any, ...]) -> bool:
 
 def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
     """Return the output of a small call, or None where the engine has to compute it or to report what is wrong."""
-    if not thread_pool.alone():
+    if not thread_pool.is_only_thread():
         return None
     home, context, shapes = "gpu" if bridge.on_gpu(data[0]) else "cpu", data[0].context, [each.shape for each in data]
     if 0 in shapes[0] or any(array.context != context for array in data[1:]) or not _small(home, prop, *shapes[:2]):
@@ -126,7 +126,8 @@ def _in_default_layout(array: Any, shared: bool = False, recorded: bool = False)
     """
     if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
         return array
-    if shared and (recorded or not thread_pool.alone()) and array.stype == "default" and array.ndim == 4 and array.size:
+    may_change = shared and (recorded or not thread_pool.is_only_thread())
+    if may_change and array.stype == "default" and array.ndim == 4 and array.size:
         # Only this call knows the copy, so nobody changes its layout. Slices always have the default layout.
         return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
     default_layout.reorder(array)

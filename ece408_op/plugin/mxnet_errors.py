@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ece408_op.errors import DeviceError, Ece408Error
-from ece408_op.runtime.recent import Recent
+from ece408_op.runtime.bounded_dict import BoundedDict
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _here = threading.local()
 
 #: The reasons of failed calls of forward and backward, by number: an offset that no image has.
-_failures: Recent[int, Exception] = Recent(4096)
+_failures: BoundedDict[int, Exception] = BoundedDict(4096)
 _numbers = itertools.count(408_000_000)
 _SECOND_DERIVATIVE = "Operator _backward_Custom is non-differentiable"
 _SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")

@@ -8,7 +8,7 @@ ptxas             what the compiler reports on kernels, in words
 launch            a launch as integers: grids, blocks, arguments, constants, scratch memory
 prepared_launch   launches whose arguments are built once
 cached_folders    compiled programs in folders: made once, limited in bytes
-recent            a dictionary of bounded size
+bounded_dict      a dictionary of bounded size
 copy_pipeline     copies between host and device that overlap with computing
 pinned            pinned memory of others, which needs no staging buffer
 llvm              machine code from LLVM IR

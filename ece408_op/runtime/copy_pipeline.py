@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .launch import ceil_div
-from .thread_pool import share
+from .thread_pool import parallel_for
 
 #: Chunks on the device at a time: one is copied in, one computed, one copied out.
 STAGES = 3
@@ -170,7 +170,7 @@ class Pipeline:
         try:
             for number in range(alone):
                 work(number)
-            share(lambda number: work(alone + number), len(self._work) - alone, threads)
+            parallel_for(lambda number: work(alone + number), len(self._work) - alone, threads)
         finally:
             # It refers to the pipeline: a cycle would keep the device's memory until the next garbage collection.
             self._work.clear()

@@ -22,6 +22,7 @@ import numpy as np
 
 from ece408_op.errors import DeviceError
 
+from .bounded_dict import BoundedDict
 from .install_hint import command
 from .launch import (
     SCRATCH_ALIGNMENT,
@@ -37,7 +38,6 @@ from .launch import (
     with_numbers,
 )
 from .prepared_launch import Addresses, PreparedLaunch
-from .recent import Recent
 from .shared_libraries import load_libraries
 
 #: The run-time compiler, which CuPy looks up by name: a machine with only a driver has it from a wheel.
@@ -171,7 +171,7 @@ class Module:
 
 _compile_lock = threading.Lock()
 #: Modules that are compiled, or that a thread compiles. Evicted ones are unloaded once no prepared launch uses them.
-_modules: Recent[tuple[str, tuple[str, ...], int], Future[Module]] = Recent(512)
+_modules: BoundedDict[tuple[str, tuple[str, ...], int], Future[Module]] = BoundedDict(512)
 _streams: dict[tuple[int, int], Any] = {}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .thread_pool import share
+from .thread_pool import parallel_for
 
 _BYTE = ctypes.c_byte
 
@@ -90,7 +90,7 @@ def map_pages(array: np.ndarray, threads: int) -> None:
         data[-1:] = 0
         return
     advise_huge_pages(array)
-    share(lambda part: _map(data[part * _MAPPED : (part + 1) * _MAPPED]), -(-data.size // _MAPPED), threads)
+    parallel_for(lambda part: _map(data[part * _MAPPED : (part + 1) * _MAPPED]), -(-data.size // _MAPPED), threads)
 
 
 def _map(data: np.ndarray) -> None:

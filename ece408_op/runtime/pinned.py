@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from . import cuda
+from .bounded_dict import BoundedDict
 from .memory import address
-from .recent import Recent
 
 #: The fewest bytes that are pinned: staging buffers are fast enough for less.
 LEAST_BYTES = 256 << 10
@@ -26,7 +26,7 @@ LEAST_BYTES = 256 << 10
 _PORTABLE = 1
 
 #: The bytes of memory that calls have copied without being pinned, by address: whoever owns it may pin it.
-wanted: Recent[int, int] = Recent(64)
+wanted: BoundedDict[int, int] = BoundedDict(64)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """A pool of threads that share the parts of one call, and one for work that the calling thread must not do.
 
-Several threads may call at the same time. A caller of ``share`` works on parts too, and waits only for parts that a
-helper has begun; so a call also ends where no helper is left: while the interpreter exits, or in a forked child.
+Several threads may call at the same time. A caller of ``parallel_for`` works on parts too, and waits only for parts
+that a helper has begun; so a call also ends where no helper is left: while the interpreter exits, or in a forked child.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class _Helpers:
                 self.asked -= 1
 
 
-#: Helpers of ``share``, and of ``elsewhere``, where callers do nothing.
+#: Helpers of ``parallel_for``, and of ``run_in_other_thread``, where callers do nothing.
 _helpers, _others = _Helpers(), _Helpers()
 
 
-def share(work: Callable[[int], None], parts: int, threads: int) -> None:
+def parallel_for(work: Callable[[int], None], parts: int, threads: int) -> None:
     """Run work(0), ..., work(parts - 1), in any order, on at most ``threads`` threads, the caller's among them.
 
     Returns when all are done; an error raised by one of them is raised here.
@@ -98,7 +98,7 @@ def share(work: Callable[[int], None], parts: int, threads: int) -> None:
     call.wait(parts)
 
 
-def elsewhere(work: Callable[[], _Result]) -> _Result:
+def run_in_other_thread(work: Callable[[], _Result]) -> _Result:
     """Return work(), or raise its error, from another thread; ``work`` must not call this function.
 
     The thread remains for later calls, also while the interpreter exits, when Python 3.12 starts none: RuntimeError
@@ -124,7 +124,7 @@ def thread_count(flops: int) -> int:
     return max(1, min(limit, cores, flops // THREAD_FLOPS))
 
 
-def alone() -> bool:
+def is_only_thread() -> bool:
     """Return whether the caller is the program's only thread, besides helpers, so that no other thread can interfere.
 
     Threads that Python did not start, such as those of MXNet's Custom operators, are never alone.

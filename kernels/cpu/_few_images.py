@@ -10,7 +10,7 @@ import numpy as np
 
 from ece408_op.core.kernel import RunCpu
 from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
-from ece408_op.runtime.thread_pool import share, thread_count
+from ece408_op.runtime.thread_pool import parallel_for, thread_count
 
 #: Output channels of a part, at least: fewer fill no tile of registers, and each part copies the image's pixels.
 LEAST_CHANNELS = 16
@@ -59,7 +59,7 @@ def sharing(
             a, b, target = _operands(piece, (x, w, out), *divmod(number, parts))
             run(piece, a, b, target, 1)
 
-        share(work, problem.batch * parts, threads)
+        parallel_for(work, problem.batch * parts, threads)
 
     def prepare_parts(problem: ConvProblem, out: Any) -> None:
         piece, parts = _cut(problem, thread_count(problem.flops))

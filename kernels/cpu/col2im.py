@@ -24,7 +24,7 @@ from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, C
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import direct
 from ._few_images import sharing
@@ -114,7 +114,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
             conv(memory.address(x[first:]), *fixed, some, some, 1)
             add(fixed[1], memory.address(out[first:]), some)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
 
 
 def limits(problem: ConvProblem) -> list[str]:

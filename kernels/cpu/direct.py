@@ -48,7 +48,7 @@ from ece408_op.problem import (
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _direct_code, _direct_filters, _padded, im2col
 from ._direct_filters import FilterPlan, make_filter_plan
@@ -97,7 +97,7 @@ def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarr
         else:
             to.reshape(products, filters)[...] = source.reshape(filters, products).T
 
-    share(work, len(sizes), threads if w.nbytes >= SHARED_WEIGHTS else 1)
+    parallel_for(work, len(sizes), threads if w.nbytes >= SHARED_WEIGHTS else 1)
     return packed
 
 
@@ -165,7 +165,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         arguments = (x, packed, out, memory.aligned(scratch), counter)
         conv(*map(memory.address, arguments), batch, most, 2 * threads)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
 
 
 def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pair, threads: int) -> None:
@@ -186,7 +186,7 @@ def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pa
             counter[0] = 0
             conv(*pointers[:2], memory.address(out[first:]), *pointers[3:], some, some, 1)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
 
 
 KERNEL = CpuKernel(

@@ -21,7 +21,7 @@ import numpy as np
 from ece408_op.core.kernel import EPS32, CpuKernel, float32_bound, sum_bound
 from ece408_op.core.reference import add_windows, windows
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 
 def _images(problem: ConvProblem, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -57,7 +57,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         else:
             _images(problem, x[images], w[images], sums[part])
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
     if sums is not None:
         with np.errstate(invalid="ignore"):
             out[...] = sums.sum(axis=0)

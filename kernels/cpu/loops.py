@@ -13,7 +13,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import Cpu, Function, Module, Value, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 
 @compiled_once
@@ -63,7 +63,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         if first < last:
             conv(x_start + first * x_bytes, w_start, y_start + first * y_bytes, last - first)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
 
 
 KERNEL = CpuKernel("loops", "the textbook's seven loops, compiled", run, prepare)

@@ -30,7 +30,7 @@ from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT,
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import CAPACITY, F32, Cpu, Function, Module, Value, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from ._ir import (
     LINE_FLOATS,
@@ -223,7 +223,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         reduce(*(memory.address(array) for array in arrays), problem.batch, min(plan.channels, problem.channels - c))
         free.append(scratch)
 
-    share(work, len(starts), threads)
+    parallel_for(work, len(starts), threads)
 
 
 def limits(problem: ConvProblem) -> list[str]:

@@ -31,7 +31,7 @@ from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem, WeightGr
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from ._copies import Copies
 from ._direct_plan import fastest_tiling, step_cycles, tile_sizes
@@ -186,7 +186,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
             reduce(memory.address(x[first:]), memory.address(w[first:]), *fixed, some)
         free.append(copies)
 
-    share(work, parts, threads)
+    parallel_for(work, parts, threads)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are no error
         total = sums.sum(axis=0) if parts > 1 else sums[0]
         out.reshape(-1)[...] = total[_order(plan).reshape(-1)]

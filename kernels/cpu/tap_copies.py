@@ -27,7 +27,7 @@ from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradie
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, Function, Module, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _padded, im2col
 from ._copies import Copies
@@ -134,7 +134,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
             pointers = [memory.address(array) for array in (x[first:], weights, out[first:])]
             conv(*pointers, *last, min(count, problem.batch - first))
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
 
 
 def limits(problem: ConvProblem) -> list[str]:

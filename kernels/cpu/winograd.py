@@ -46,7 +46,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _winograd_code, direct
 from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, packed_weights
@@ -151,7 +151,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         arguments = (x, packed, out, memory.aligned(plan.offsets["end"]), counter, found)
         conv(*map(memory.address, arguments), problem.batch, groups, most, 2 * threads)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
     starts = np.minimum(np.arange(groups) * plan.lanes, problem.batch - plan.lanes)
     images, (sums, zeros) = starts[:, None] + np.arange(plan.lanes), found.reshape(groups, 2, plan.lanes).swapaxes(0, 1)
     doubtful = ~np.isfinite(sums) | (zeros > min(ZEROS * plan.values_seen, MOST_COUNTED))

@@ -37,7 +37,7 @@ from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
-from ece408_op.runtime.thread_pool import share
+from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _padded, direct
 from ._direct_plan import PER_CYCLE
@@ -121,7 +121,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
             weights(*map(memory.address, (w, packed, least[part])), first, last)
 
     if sparse.mean() <= LEAST_SPARSE:
-        share(transform, threads, threads)
+        parallel_for(transform, threads, threads)
     if sparse.mean() > LEAST_SPARSE or (least.view(np.uint32) < np.float32(SMALLEST_WEIGHT).view(np.uint32)).any():
         direct.run(problem, x, w, out, threads)
         return
@@ -137,7 +137,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         arrays = (x, packed, out, scratch, counter, found)
         conv(*map(memory.address, arrays), tiles, vectors, panels)
 
-    share(work, threads, threads)
+    parallel_for(work, threads, threads)
     for panel in np.flatnonzero(~np.isfinite(found).all(axis=1)):
         first, end = (vectors * edge // panels * plan.lanes for edge in (panel, panel + 1))
         sparse[first // plan.tiles : ceil_div(end, plan.tiles)] = True

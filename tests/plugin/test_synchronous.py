@@ -22,7 +22,7 @@ def threads(monkeypatch, request):
     """The threads that computed, in order; mx.cpu() stands for mx.gpu() too."""
     gpu = request.param == "gpu"
     monkeypatch.setattr(bridge, "on_gpu", lambda array: gpu)
-    monkeypatch.setattr(thread_pool, "alone", lambda: True)
+    monkeypatch.setattr(thread_pool, "is_only_thread", lambda: True)
     seen, record = [], op_times.record
     monkeypatch.setattr(op_times, "record", lambda call: seen.append(threading.get_ident()) or record(call))
     return seen
@@ -92,7 +92,7 @@ def test_what_needs_the_engine_goes_its_way(threads, monkeypatch, what):
     if what == "wide":
         monkeypatch.setattr(imperative, "MOST_BYTES", {"cpu": 80_000, "gpu": 80_000})
     if what == "with other threads":
-        monkeypatch.setattr(thread_pool, "alone", lambda: False)
+        monkeypatch.setattr(thread_pool, "is_only_thread", lambda: False)
     if what == "recorded":
         with mx.autograd.record():
             call(x, w)

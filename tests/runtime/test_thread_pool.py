@@ -11,7 +11,7 @@ import weakref
 import pytest
 from process import printed
 
-from ece408_op.runtime.thread_pool import elsewhere, share
+from ece408_op.runtime.thread_pool import parallel_for, run_in_other_thread
 
 
 def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
@@ -25,7 +25,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
         except threading.BrokenBarrierError:
             broken.append(part)
 
-    callers = [threading.Thread(target=share, args=(work, parts, parts)) for _ in range(2)]
+    callers = [threading.Thread(target=parallel_for, args=(work, parts, parts)) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -35,7 +35,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
 
 def test_every_part_is_done_once():
     done: list[int] = []
-    share(done.append, 100, 4)
+    parallel_for(done.append, 100, 4)
     assert sorted(done) == list(range(100))
 
 
@@ -52,7 +52,7 @@ def test_no_more_threads_than_asked_for_work_at_once(threads):
         with lock:
             working -= 1
 
-    share(work, 12, threads)
+    parallel_for(work, 12, threads)
     assert most == threads
 
 
@@ -62,13 +62,13 @@ def test_an_error_in_a_part_is_raised_and_the_next_call_works():
             raise ValueError("part 3")
 
     with pytest.raises(ValueError, match="part 3"):
-        share(work, 8, 2)
+        parallel_for(work, 8, 2)
     test_every_part_is_done_once()
 
 
 def test_a_call_within_a_part_ends():
     done: list[int] = []
-    share(lambda part: share(done.append, 5, 2), 4, 2)
+    parallel_for(lambda part: parallel_for(done.append, 5, 2), 4, 2)
     assert sorted(done) == sorted(4 * list(range(5)))
 
 
@@ -86,7 +86,7 @@ def test_an_error_keeps_nothing_without_a_garbage_collection():
     gc.disable()
     try:
         with contextlib.suppress(ValueError):
-            share(work, 2, 2)
+            parallel_for(work, 2, 2)
         # A helper may still leave the handler of its error.
         end = time.monotonic() + 20
         while any(one() for one in kept) and time.monotonic() < end:
@@ -98,23 +98,23 @@ def test_an_error_keeps_nothing_without_a_garbage_collection():
 
 def test_work_elsewhere_raises_its_error():
     with pytest.raises(ZeroDivisionError):
-        elsewhere(lambda: 1 // 0)
-    assert elsewhere(lambda: 1 // 1) == 1
+        run_in_other_thread(lambda: 1 // 0)
+    assert run_in_other_thread(lambda: 1 // 1) == 1
 
 
 ELSEWHERE = """
 import atexit, threading
-from ece408_op.runtime.thread_pool import alone, elsewhere
+from ece408_op.runtime.thread_pool import is_only_thread, run_in_other_thread
 
-thread = elsewhere(threading.get_ident)
+thread = run_in_other_thread(threading.get_ident)
 assert thread != threading.get_ident()
-assert alone()
+assert is_only_thread()
 
 def refuse(self):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 threading.Thread.start = refuse  # as in Python 3.12 and later while the interpreter exits
-atexit.register(lambda: print(elsewhere(threading.get_ident) == thread))
+atexit.register(lambda: print(run_in_other_thread(threading.get_ident) == thread))
 """
 
 

@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(OrderedDict[Key, Value]):
+class BoundedDict(OrderedDict[Key, Value]):
     """A dictionary that keeps the last ``capacity`` keys that were set; each operation is safe from any thread."""
 
     def __init__(self, capacity: int) -> None:

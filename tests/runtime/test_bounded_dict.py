@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ece408_op.runtime import llvm
-from ece408_op.runtime.recent import Recent
+from ece408_op.runtime.bounded_dict import BoundedDict
 
 
 def test_the_last_keys_are_kept():
-    recent = Recent(3)
+    recent = BoundedDict(3)
     for key in "abcabd":
         recent[key] = key * 2
     assert dict(recent) == {"b": "bb", "c": "cc", "d": "dd"}
 
 
 def test_threads_may_set_keys_at_once():
-    recent = Recent(10)
+    recent = BoundedDict(10)
 
     def work(first):
         for key in range(first, 40_000, 8):
