@@ -27,7 +27,7 @@ from ece408_op.runtime.memory import address
 from ece408_op.runtime.thread_pool import parallel_for
 
 from ._batch import STAGES, Times
-from .engine import Chunks, Engine, copying_threads, sharing
+from .engine import ChunkedBatch, Engine, copying_threads, sharing
 
 #: The fewest bytes of a transfer.
 LEAST_TRANSFER = 2 << 20
@@ -107,7 +107,7 @@ class Inference:
                 _prepare(parts, numbers, first.sent or first.copied(parameters()))
                 if _computed(parts, numbers, parameters if is_sent else tuple, outputs, work):
                     for part in parts:
-                        part.made.times(part.images)
+                        part.chunked.times(part.images)
                     _prepare(parts, numbers, first.copied(parameters()))
                     _computed(parts, numbers, tuple, outputs, ())
             except BaseException:
@@ -115,7 +115,7 @@ class Inference:
                     with suppress(DeviceError), cuda.reported("network"):
                         part.gpu.wait()
                 raise
-            self._times = [part.made.times(part.images) for part in parts]
+            self._times = [part.chunked.times(part.images) for part in parts]
         for times in self._times:
             op_times.record(times)
 
@@ -146,7 +146,7 @@ def _computed(
                 each(lambda part: part.copy_in(number))  # noqa: B023
             for part in parts:
                 buffers.enter_context(part.staging())
-            for number in range(max(len(part.made.chunks) for part in parts)):
+            for number in range(max(len(part.chunked.chunks) for part in parts)):
                 each(lambda part: part.launch(number))  # noqa: B023
                 each(lambda part: part.copy_in(number + STAGES))  # noqa: B023
             comparisons, differ = first.engine.comparisons(compared())
@@ -185,22 +185,22 @@ class _Share:
         with self.gpu.device, cuda.reported("network"):
             if not self.engine.has(parameters):
                 self.engine.send(parameters)
-            self.made = self.engine.chunks(self._shapes)
+            self.chunked = self.engine.chunks(self._shapes)
         self._copied, self._ends = [], []
-        if len(self.made.chunks) == 1:
+        if len(self.chunked.chunks) == 1:
             self._data = [array.reshape(1, -1) for array in self._data]
         #: Whether all work can be queued without waiting.
         self.queues = bool(self._pinned) and all(self._pinned) and self._output_bytes() <= STAGING_BYTES
 
     def _output_bytes(self) -> int:
-        batch = self.made.batches[0]
+        batch = self.chunked.batches[0]
         return sum(output.nbytes for output in batch.outputs[0]) * ceil_div(self.images, batch.images)
 
     def copy_in(self, number: int) -> None:
         """Queue the copies of a chunk's data, if there is a chunk of that number."""
-        if number >= len(self.made.chunks):
+        if number >= len(self.chunked.chunks):
             return
-        this, batch = self.made.chunks[number], self.made.batches[number]
+        this, batch = self.chunked.chunks[number], self.chunked.batches[number]
         before = self._ends[number - STAGES] if number >= STAGES else None
         given = [array[this.first : this.first + this.images] for array in self._data]
         with self.gpu.device, cuda.reported("network"):
@@ -211,10 +211,10 @@ class _Share:
     def staging(self) -> Iterator[None]:
         """Have a staging buffer for the outputs until the end."""
         buffer, first = self.gpu.staging.get(), 0
-        rows = sum(this.images - this.known for this in self.made.chunks)
+        rows = sum(this.images - this.overlap for this in self.chunked.chunks)
         try:
             self._staged = []
-            for output in self.made.batches[0].outputs[0]:
+            for output in self.chunked.batches[0].outputs[0]:
                 size = output.size if rows == 1 else output.size // len(output)
                 self._staged.append(buffer.floats[first : first + rows * size].reshape(rows, size))
                 first += rows * size
@@ -224,29 +224,24 @@ class _Share:
 
     def launch(self, number: int) -> None:
         """Queue the computation of a chunk, and the copies of its outputs, if there is a chunk of that number."""
-        if number >= len(self.made.chunks):
+        if number >= len(self.chunked.chunks):
             return
-        this, batch, gpu = self.made.chunks[number], self.made.batches[number], self.gpu
+        this, batch, gpu = self.chunked.chunks[number], self.chunked.batches[number], self.gpu
         with gpu.device, gpu.stream, cuda.reported("network"):
             data = batch.data[this.stage]
             gpu.wait_for(self._copied[number])
             for output, staged in zip(batch.run(self.engine.given(data), data, timed=True), self._staged):
-                target, source = staged[self._new(this)], output[this.known :].data.ptr
+                target, source = staged[_new(this)], output[this.overlap :].data.ptr
                 gpu.cuda.runtime.memcpyAsync(address(target), source, target.nbytes, _TO_HOST, gpu.stream.ptr)
             self._ends.append(gpu.stream.record())
 
     def finish(self, outputs: Sequence[np.ndarray]) -> None:
         """Copy each chunk's outputs from the staging buffer, once they are there."""
         targets = [array[self._mine].reshape(staged.shape) for array, staged in zip(outputs, self._staged)]
-        for this, end in zip(self.made.chunks, self._ends):
+        for this, end in zip(self.chunked.chunks, self._ends):
             cuda.wait("network", end)
             for target, staged in zip(targets, self._staged):
-                target[self._new(this)] = staged[self._new(this)]
-
-    @staticmethod
-    def _new(this: Chunk) -> slice:
-        """Return the images of a chunk that the one before does not have."""
-        return slice(this.first + this.known, this.first + this.images)
+                target[_new(this)] = staged[_new(this)]
 
     def compute(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
         """Compute all chunks through a copy pipeline, whose threads do the checks while the GPU computes.
@@ -254,27 +249,32 @@ class _Share:
         several: whether other GPUs compute at the same time.
         """
         outputs = [array[self._mine] for array in outputs]
-        if len(self.made.chunks) == 1:
+        if len(self.chunked.chunks) == 1:
             outputs = [array.reshape(1, -1) for array in outputs]
         copied = (*self._data, *outputs, *(self.engine.sent if checks else ()))
         threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
         # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
         # they are at least two, since their threads do not begin at the same time.
-        chunks = self.made.chunks
+        chunks = self.chunked.chunks
         part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in self._data), threads)
         transfers = max(1 + several, ceil_div(part, STAGING_BYTES))
         most = max(LEAST_TRANSFER, ceil_div(part, transfers)) // ITEM_BYTES
-        device = _Device(self.engine, self.made)
+        device = _Device(self.engine, self.chunked)
         with self.gpu.device, cuda.reported("network"):
             Pipeline(device, chunks, self._data, outputs, most, checks=checks).run(threads)
+
+
+def _new(this: Chunk) -> slice:
+    """Return the images of a chunk that the one before does not have."""
+    return slice(this.first + this.overlap, this.first + this.images)
 
 
 class _Device:
     """The GPU as the copy pipeline asks for it."""
 
-    def __init__(self, engine: Engine, made: Chunks) -> None:
+    def __init__(self, engine: Engine, chunked: ChunkedBatch) -> None:
         self._engine, self._gpu, self.staging = engine, engine.gpu, engine.gpu.staging
-        stages = {chunk.stage: batch for chunk, batch in zip(made.chunks, made.batches)}
+        stages = {chunk.stage: batch for chunk, batch in zip(chunked.chunks, chunked.batches)}
         self._batches = [stages[stage] for stage in sorted(stages)]
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:

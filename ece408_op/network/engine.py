@@ -52,7 +52,7 @@ _COMPARED_BYTES = 4 << 20
 _KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
 
 
-class Chunks(NamedTuple):
+class ChunkedBatch(NamedTuple):
     """The chunks of a batch, and what computes each; a batch that is one chunk counts as one image."""
 
     chunks: Sequence[Chunk]
@@ -72,7 +72,7 @@ class Engine:
         with self.gpu.device, self.gpu.stream:
             self.chooser = Chooser(impl, precision, number, cuda.chip(number))
         #: What was made for each of the last shapes of data, the newest last.
-        self.batches: OrderedDict[tuple[Any, ...], Chunks] = OrderedDict()
+        self.batches: OrderedDict[tuple[Any, ...], ChunkedBatch] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
         self._independent: BoundedDict[tuple[Shape, ...], bool] = BoundedDict(_KEPT_SHAPES)
@@ -147,7 +147,7 @@ class Engine:
         """Return whether ``chunks`` has made what computes data of these shapes."""
         return (*shapes, False) in self.batches
 
-    def chunks(self, shapes: Sequence[Shape], whole_batch: bool = False) -> Chunks:
+    def chunks(self, shapes: Sequence[Shape], whole_batch: bool = False) -> ChunkedBatch:
         """Return what computes data of these shapes, made at the first call with them; the caller as in ``send``.
 
         Raises DeviceError if there is no memory for one image.
@@ -203,7 +203,7 @@ class Engine:
             images = ceil_div(images, 2)
         return images
 
-    def _made(self, images: int, data: dict[str, Shape]) -> Chunks:
+    def _made(self, images: int, data: dict[str, Shape]) -> ChunkedBatch:
         """Return the chunks of that many images, or a small one and a large one if computing takes longer than copies.
 
         The GPU waits for the copy of the first chunk alone. Larger chunks are faster.
@@ -211,13 +211,13 @@ class Engine:
         batch = next(iter(data.values()))[0]
         small = self._batch(images, data)
         if images == batch:
-            return Chunks([Chunk(0, 1)], [small])
+            return ChunkedBatch([Chunk(0, 1)], [small])
         copied = images * self._image_bytes(data) / LINK_BYTES
         rest = batch - images
         if small.seconds > copied and rest > images and self._room(data, rest) == rest:
-            return Chunks([Chunk(0, images), Chunk(images, rest, 1)], [small, self._batch(rest, data)])
+            return ChunkedBatch([Chunk(0, images), Chunk(images, rest, 1)], [small, self._batch(rest, data)])
         chunks = chunks_of(batch, images, STAGES)
-        return Chunks(chunks, [small] * len(chunks))
+        return ChunkedBatch(chunks, [small] * len(chunks))
 
     def _batch(self, images: int, data: dict[str, Shape]) -> Batch:
         """Return a batch size's schedule and memory, with its kernels compiled and run once: no first run is timed."""

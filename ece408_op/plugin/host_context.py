@@ -287,10 +287,10 @@ class _Work:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):
-            if self._sums and this.known:
+            if self._sums and this.overlap:
                 # The chunk before has these images in its sum.
                 for array in arrays[:2]:
-                    size = array.nbytes // len(array) * this.known
+                    size = array.nbytes // len(array) * this.overlap
                     self._gpu.cuda.runtime.memsetAsync(array.data.ptr, 0, size, stream.ptr)
             start, end = self._gpu.cuda.Event(), self._gpu.cuda.Event()
             start.record(stream)

@@ -34,12 +34,12 @@ CONSTANT, INPUT, OUTPUT = "constant", "input", "output"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Images ``first`` to ``first + images`` of a batch. The chunk before it copies out the first ``known`` outputs."""
+    """Images ``first`` to ``first + images`` of a batch. The chunk before it has the first ``overlap`` of them."""
 
     first: int
     images: int
     stage: int = 0
-    known: int = 0
+    overlap: int = 0
 
 
 def chunks_of(batch: int, images: int, stages: int = STAGES) -> list[Chunk]:
@@ -186,7 +186,7 @@ class Pipeline:
     def _copies_out(self, number: int, outputs: Sequence[np.ndarray]) -> list[Callable[[], None]]:
         this = self._chunks[number]
         parts = [array[this.first : this.first + this.images] for array in outputs]
-        transfers = list(self._transfers(OUTPUT, parts, this.stage, this.known))
+        transfers = list(self._transfers(OUTPUT, parts, this.stage, this.overlap))
         self._states[number].to_copy_out = len(transfers)
         if not transfers:
             self._states[number].copied_out.set()

@@ -173,7 +173,7 @@ def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, thread
 def test_chunks_are_equal_and_cover_the_batch_once_in_order(batch, images, stage):
     chunks = chunks_of(batch, min(images, batch), stage)
     assert {this.images for this in chunks} == {min(images, batch)}
-    copied_out = [n for this in chunks for n in range(this.first + this.known, this.first + this.images)]
+    copied_out = [n for this in chunks for n in range(this.first + this.overlap, this.first + this.images)]
     assert copied_out == list(range(batch))
     assert [this.stage for this in chunks] == [number % stage for number in range(len(chunks))]
 
