@@ -47,6 +47,17 @@ def test_a_biass_gradient_is_right(problem, programs):
     assert (abs(got - exact) <= (pixels // 256 + 3) * EPS32 * scale).all()
 
 
+@pytest.fixture
+def emulated(programs, monkeypatch):
+    """Have the passes of a training step run in the emulator."""
+
+    def execute(program, batch, arrays, stream):
+        # x may be y, too.
+        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
+
+    monkeypatch.setattr(passes.cuda, "execute", execute)
+
+
 class EmulatedOperators(passes.GpuOperators):
     xp = np
 
@@ -65,14 +76,8 @@ EMULATED = EmulatedOperators(SimpleNamespace(device=0))
         ((2, 3, 1200), 1, False, True),
     ],
 )
-def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
+def test_batch_norm(shape, axis, fixed, relu, emulated):
     """All launches of both passes, with the arrays that they get on a GPU."""
-
-    def emulated(program, batch, arrays, stream):
-        # x may be y, too.
-        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
-
-    monkeypatch.setattr(passes.cuda, "execute", emulated)
     norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis)
     node = Node("BatchNorm", "norm", operator=norm, epilogue="relu" if relu else None)
     x, dy, *vectors, variance = random(shape, shape, *[(shape[axis],)] * 4)
@@ -107,13 +112,8 @@ class Shares:
 
 
 @pytest.mark.parametrize(("fixed", "relu"), [(False, True), pytest.param(True, False, marks=pytest.mark.exhaustive)])
-def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, programs, monkeypatch):
+def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, emulated):
     """Five images of odd sizes, two of them on one GPU; all is that of the five images in float64."""
-
-    def emulated(program, batch, arrays, stream):
-        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
-
-    monkeypatch.setattr(passes.cuda, "execute", emulated)
     norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed)
     x, dy, *vectors, variances = random((5, 7, 3, 5), (5, 7, 3, 5), *[(7,)] * 4)
     x, vectors = x + np.float32(3), [*vectors, np.abs(variances)]

@@ -1,4 +1,4 @@
-"""The float32 kernels of general convolutions and gradients on the CPU, against float64, with race detection."""
+"""The float32 kernels of convolutions and gradients on the CPU, against float64, with race detection."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from plan_runs import assert_right, operands, run_plan
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
-from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
+from ece408_op.kernels.cuda.float32 import (
+    blocked_gemm,
+    data_gradient_tiles,
+    depthwise,
+    register_blocked,
+    weight_gradient_rows,
+)
 from ece408_op.kernels.cuda.split_precision import split_precision, weight_gradient, wide_weight_gradient
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import SCRATCH_BYTES
 
 SPLIT = (split_precision.WARPGROUP, split_precision.MMA_SYNC)
+#: A GPU of one multiprocessor: a block has several items.
+ALONE = replace(chip_of(90), multiprocessors=1)
 KERNELS = (
     *(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, weight_gradient)),
     *SPLIT,
@@ -70,7 +78,7 @@ def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
     ids=lambda kernel: kernel.name,
 )
 def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
-    plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)
+    plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), ALONE
     problem = plain.data_gradient if plain.data_gradient.needs <= kernel.features else plain.weight_gradient
     both = operands(problem)
     both[operand][1, 2, 1, 2] = value
@@ -102,7 +110,7 @@ def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path)
 def test_a_block_that_computes_several_steps_is_right(operand, stages, programs: Path) -> None:
     plain = ConvProblem(9, 2, 11, 14, 7, 3, 4, pad=(1, 2))
     problem = plain.data_gradient if operand == "x" else plain.weight_gradient
-    one, chip = problem.with_batch(1), replace(chip_of(90), multiprocessors=1)
+    one, chip = problem.with_batch(1), ALONE
     if operand == "x":
         kernel, tile = data_gradient_tiles.KERNEL, data_gradient_tiles.best_tile(one, 16)
         tile = replace(tile, images=2, step_filters=2, stages=stages, blocks=2)
@@ -116,3 +124,27 @@ def test_a_block_that_computes_several_steps_is_right(operand, stages, programs:
     report = run_plan(hasty, plan, problem, a, b, programs)
     found = compare(report.buffers[operand], a, b, kernel, problem=problem)
     assert not found.passed, "the emulator copies when a thread waits, not before"
+
+
+#: Strips that end a row and do not, several groups, passes, chunks, row tiles, filters left over, items per block.
+REGISTER_BLOCKED = [
+    ((3, 1, 12, 13, 5, 5), {}),
+    ((2, 3, 9, 12, 7, 3), {}),
+    ((2, 5, 11, 14, 9, 4), {"channels": 2, "passes": 1, "keep_weights": False}),
+    ((2, 4, 10, 11, 24, 7), {"filter_groups": 3, "filters": 4, "passes": 1, "channels": 2}),
+    ((3, 2, 8, 9, 20, 3), {"filter_groups": 2, "passes": 3, "filters": 4}),
+    ((1, 2, 5, 300, 5, 2), {}),
+    ((67, 2, 12, 13, 7, 5), {"blocks": 1}),
+]
+
+
+@pytest.mark.parametrize("weights", ["shared", "uniform"])
+def test_register_blocked_is_right(weights: str, programs: Path) -> None:
+    cases = []
+    for shape, changes in REGISTER_BLOCKED:
+        problem = ConvProblem(*shape)
+        tile = register_blocked.best_tile(problem.with_batch(1), ALONE, 16)
+        assert tile is not None
+        plan = register_blocked.plan_of(replace(tile, **changes, uniform=weights == "uniform"), problem, ALONE, 16)
+        cases.append((register_blocked.KERNEL, problem, plan))
+    assert_right(cases, programs)
