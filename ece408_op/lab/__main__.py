@@ -19,7 +19,7 @@ from ece408_op.submission import EndedError
 from ece408_op.submission.sources import SUFFIXES, device_of
 
 from . import _check, _findings, _ncu, _page, _screen, _speed
-from ._check import Asked
+from ._check import Request
 
 _STARTERS = Path(__file__).with_name("starters")
 #: Seconds between two looks at the file's time of change.
@@ -40,30 +40,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["new"]:
         return _new(arguments[1:])
     options = _options(arguments)
-    asked = Asked(options.file, tuple(options.layer), options.images or 0, options.emulate)
+    request = Request(options.file, tuple(options.layer), options.images or 0, options.emulate)
     if not options.watch:
-        return _once(asked, options)
+        return _once(request, options)
     while True:
         print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", flush=True)
         before = _changed(options.file)
-        _once(asked, options)
+        _once(request, options)
         print(f"waiting for {options.file} to change; Ctrl-C ends", file=sys.stderr, flush=True)
         while _changed(options.file) == before:
             time.sleep(_LOOK)
 
 
-def _once(asked: Asked, options: argparse.Namespace) -> int:
+def _once(request: Request, options: argparse.Namespace) -> int:
     """Check the file, print the verdict and then what is known about its speed; returns the exit code."""
     try:
         if options.html is not None:
             _page.check(options.file)
-        checked = _check.check(asked)
+        checked = _check.check(request)
         result, lines = checked.result, _shown(_screen.verdict(checked.result), [])
         ncu = [(_ncu.add, _screen.ncu)] if options.ncu else []
         for step, part in ((_findings.add, _screen.findings), *ncu, (_speed.measure, _screen.speed)):
             status = result["status"]
             try:
-                step(asked, checked)
+                step(request, checked)
             except EndedError as error:
                 result.update(status=error.status, reason=error.reason)
             # Where more images show a mistake, the verdict is another.

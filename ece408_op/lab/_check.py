@@ -36,7 +36,7 @@ _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The command: the file, layers for one image (empty: those of its constants), images (0: few, then more)."""
 
     path: Path
@@ -61,15 +61,15 @@ class Checked:
         return bool(self.result["status"] == RIGHT)
 
 
-def check(asked: Asked) -> Checked:
+def check(request: Request) -> Checked:
     """Compile the file and compare its outputs for a few images; raises DeviceError where this machine cannot."""
-    device, text = sources.device_of(asked.path), asked.path.read_text(encoding="utf-8", errors="replace")
-    emulated = device == "gpu" and (asked.emulate or cuda.driver_version() is None)
+    device, text = sources.device_of(request.path), request.path.read_text(encoding="utf-8", errors="replace")
+    emulated = device == "gpu" and (request.emulate or cuda.driver_version() is None)
     # By default the network of spring 2018, whose second layer has several channels.
     net = (pointed_to(text) or [net for net in NETS if net.name == "2018sp"])[0]
-    term, layers = ("", list(asked.layers)) if asked.layers else (TERMS[net.name], net.problems(1))
-    images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
-    result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
+    term, layers = ("", list(request.layers)) if request.layers else (TERMS[net.name], net.problems(1))
+    images = request.images or (EMULATED_IMAGES if emulated else IMAGES)
+    result: dict[str, Any] = {"version": 1, "path": str(request.path), "file": request.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
     result.update(layers=[], compiler=[], printed="", hint="", ncu="")
     problems = [layer.with_batch(images) for layer in layers]
@@ -81,13 +81,13 @@ def check(asked: Asked) -> Checked:
             where = f"line {text.count(chr(10), 0, later.start()) + 1}"
             raise EndedError("unsupported", f"{where}: {words}, got {later[0]}")
         if emulated:
-            if asked.path.suffix.lower() == ".py":
+            if request.path.suffix.lower() == ".py":
                 raise EndedError("unsupported", "a CudaKernel in Python needs a GPU: .cu and .cuh files are emulated")
-            program = emulator.compile(asked.path)
+            program = emulator.compile(request.path)
             for entry, _ in emulate(program, problems, result):
                 _add(result, entry)
         else:
-            file = runner.compile_file(asked.path)
+            file = runner.compile_file(request.path)
             _run(file, problems, result)
     except EndedError as error:
         line = line_of(LOOPS, result["source"]) if error.status == "out_of_bounds" else None
@@ -95,9 +95,9 @@ def check(asked: Asked) -> Checked:
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
-    if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
+    if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_is_explained, result["layers"])):
         result["hint"] = _batch_hint(text, images, _MOST_EMULATED if emulated else None)
-    return Checked(asked.path, layers, result, file, program)
+    return Checked(request.path, layers, result, file, program)
 
 
 def _batch_hint(text: str, images: int, most: int | None) -> str:
@@ -119,7 +119,7 @@ def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.standard_normal(problem.w_shape, np.float32)
 
 
-def judged(
+def layer_entry(
     problem: ConvProblem,
     found: Explanation,
     findings: Iterable[dict[str, Any]] = (),
@@ -151,7 +151,7 @@ def judged(
     return entry
 
 
-def judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], text: str) -> None:
+def update_verdict(result: dict[str, Any], number: int, entry: dict[str, Any], text: str) -> None:
     """Replace a layer's entry by that of another call, if that is another verdict; the text says what was otherwise."""
     if entry["status"] != result["layers"][number]["status"]:
         result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
@@ -172,7 +172,7 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
                 x, w = inputs(problem)
                 session.call(number, x, w, FILL)
                 found = explain(x, w, session.output(number), FILL, result["source"])
-                _add(result, judged(problem, found, cuda_error=session.cuda_error))
+                _add(result, layer_entry(problem, found, cuda_error=session.cuda_error))
                 if session.wrote_outside(number):
                     text = "it wrote outside its arrays, next to a first or last element"
                     result.update(status="out_of_bounds", reason=f"{text} ({problem})")
@@ -188,7 +188,7 @@ def emulate(
     reports = emulator.run_layers(program, arrays, fill=FILL, seconds=_SECONDS)
     for problem, (x, w), report in zip(problems, arrays, reports):
         found = explain(x, w, report.y, FILL, result["source"])
-        entry = judged(problem, found, map(asdict, report.findings), ended=report.ended)
+        entry = layer_entry(problem, found, map(asdict, report.findings), ended=report.ended)
         entry.update(counted(report, result["file"], problem))
         result["printed"] = report.printed
         yield entry, report
@@ -207,7 +207,7 @@ def _counters(one: emulator.LineCounters) -> dict[str, Any]:
     return {**asdict(one), "global_requests": one.global_requests}
 
 
-def _told(entry: dict[str, Any]) -> bool:
+def _is_explained(entry: dict[str, Any]) -> bool:
     """Return whether the entry says why the layer is wrong, other than by what another number of images would mend.
 
     A file that computes more images than there are goes far beyond an array, which ends the run.

@@ -6,7 +6,7 @@ from ece408_op import emulator
 from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import LaunchShape, device_limits
 
-from ._check import Asked, Checked, emulate, for_more, judge_again
+from ._check import Checked, Request, emulate, for_more, update_verdict
 
 #: Images of the smallest layer in the emulator, behind the first verdict.
 _IMAGES = 4
@@ -14,17 +14,17 @@ _IMAGES = 4
 _RAN = ("right", "wrong", "crashed", "out_of_bounds", "timed_out")
 
 
-def add(asked: Asked, checked: Checked) -> None:
+def add(request: Request, checked: Checked) -> None:
     """Emulate the file once more: with more images, or, where a GPU computed it, for the lines of what is wrong."""
     if checked.result["device"] == "gpu" and checked.result["status"] in _RAN:
         _emulate_gpu_file(checked)
-    elif checked.emulated and checked.right and not asked.images:
+    elif checked.emulated and checked.right and not request.images:
         # The layers before it too: a file may count its calls.
         number = checked.problems.index(min(checked.problems, key=lambda one: one.flops))
         some = [*checked.problems[:number], checked.problems[number].with_batch(_IMAGES)]
         *_, (entry, _) = emulate(checked.emulated, some, dict(checked.result))
         if not any(one["kind"] == "time" for one in entry["findings"]):
-            judge_again(checked.result, len(some) - 1, entry, for_more(checked.result, _IMAGES))
+            update_verdict(checked.result, len(some) - 1, entry, for_more(checked.result, _IMAGES))
 
 
 def _emulate_gpu_file(checked: Checked) -> None:

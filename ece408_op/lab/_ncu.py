@@ -16,7 +16,7 @@ from ece408_op.profile import counters
 from ece408_op.runtime import cuda
 from ece408_op.submission.python_worker import Call
 
-from ._check import Asked, Checked, inputs
+from ._check import Checked, Request, inputs
 
 #: Images of a call: enough to fill a GPU, few enough for ncu, which repeats each launch and restores memory between.
 IMAGES = 1000
@@ -35,9 +35,9 @@ SHARES = {
 }
 
 
-def add(asked: Asked, checked: Checked) -> None:
+def add(request: Request, checked: Checked) -> None:
     """Add to each layer's entry what ncu counted, or to the result why it could not."""
-    result, images = checked.result, asked.images or IMAGES
+    result, images = checked.result, request.images or IMAGES
     try:
         if checked.file is None or checked.path.suffix.lower() == ".py":
             raise DeviceError("expected a CUDA file that runs on a GPU")

@@ -20,7 +20,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import build, runner
 
-from ._check import Asked, Checked, for_more, inputs, judge_again, judged
+from ._check import Checked, Request, for_more, inputs, layer_entry, update_verdict
 
 #: Images to time without --images: on a CPU the larger number where the smaller one takes less than the seconds.
 _CPU_IMAGES, _GPU_IMAGES, _SHORT_SECONDS = (100, 1000), 10_000, 0.05
@@ -32,7 +32,7 @@ _NAIVE = {"cpu": "loops", "gpu": "naive"}
 YOURS = "yours"
 
 
-def measure(asked: Asked, checked: Checked) -> None:
+def measure(request: Request, checked: Checked) -> None:
     """Add the times to each layer of a right result; a layer that is wrong for more images makes the result wrong.
 
     Raises EndedError where the file's process ends.
@@ -40,7 +40,7 @@ def measure(asked: Asked, checked: Checked) -> None:
     result, file, problems = checked.result, checked.file, checked.problems
     if file is None:
         return
-    for images in (asked.images,) if asked.images else (_GPU_IMAGES,) if file.device == "gpu" else _CPU_IMAGES:
+    for images in (request.images,) if request.images else (_GPU_IMAGES,) if file.device == "gpu" else _CPU_IMAGES:
         large = [problem.with_batch(images) for problem in problems]
         arrays = [inputs(problem) for problem in large]
         seconds = _own_seconds(file, large, arrays, result)
@@ -72,9 +72,9 @@ def _own_seconds(
                 if turn == 0 or last:
                     some = sorted({0, 1 % problem.batch, problem.batch - 1})
                     part = explain(x[some], w, session.output(number, some), 0.0, result["source"])
-                    entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
+                    entry = layer_entry(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
                     text = _KEPT if last else for_more(result, problem.batch)
-                    judge_again(result, number, entry, f"{text}; images {some} are shown")
+                    update_verdict(result, number, entry, f"{text}; images {some} are shown")
     return [statistics.median(one[1:-1]) for one in seconds]
 
 

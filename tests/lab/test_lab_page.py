@@ -34,7 +34,7 @@ def result() -> dict[str, Any]:
     counters.update(shared_requests=9, wavefronts=20, least_wavefronts=9)
     lines = [LineCounters(line=n, file="own.cu", sectors=320 * n, **counters) for n in (3, 7, 8)]
     finding = {"kind": "race", "line": 3, "other_line": 7, "message": "two threads", "times": 4}
-    layer = _check.judged(problem, explain(x, w, np.zeros(problem.y_shape, np.float32), 0.0, SOURCE), [finding])
+    layer = _check.layer_entry(problem, explain(x, w, np.zeros(problem.y_shape, np.float32), 0.0, SOURCE), [finding])
     layer.update(_check.counted(Report({"y": x}, (), tuple(lines)), "own.cu", problem))
     times = {"images": 100, "seconds": {"yours": 0.02, "naive": 0.01, "cuDNN float32": 0.001}}
     layer["times"] = {**times, "rooflines": {"memory": 0.0004, "FP32": 0.0001}}

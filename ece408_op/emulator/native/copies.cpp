@@ -25,7 +25,7 @@ void forget_copies() {
 }
 
 void copy_later(unsigned to, const void *from, int bytes) {
-    const Pause pause;
+    const InRuntime scope;
     used = true;
     void *const target = shared_pointer(to);
     if (uintptr_t(target) % bytes || uintptr_t(from) % bytes)
@@ -34,7 +34,7 @@ void copy_later(unsigned to, const void *from, int bytes) {
 }
 
 void commit_copies() {
-    const Pause pause;
+    const InRuntime scope;
     committed[current].push_back(std::move(open_groups[current]));
     open_groups[current].clear();
 }

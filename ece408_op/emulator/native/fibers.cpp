@@ -63,7 +63,7 @@ void set_thread() {
     threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
 }
 
-void leave() {
+void switch_to_scheduler() {
     ece408_switch(&threads[current].stack_pointer, scheduler_stack);
     set_thread();
 }
@@ -76,7 +76,7 @@ bool complete_barrier(Barrier &barrier) {
 void wait_at(Barrier &barrier, const void *code) {
     Thread &thread = threads[current];
     thread.waits = &barrier, thread.generation = barrier.generation, thread.code = code;
-    while (barrier.generation == thread.generation) leave();
+    while (barrier.generation == thread.generation) switch_to_scheduler();
     thread.waits = nullptr;
 }
 
@@ -134,7 +134,7 @@ void start() {
     progress = true;
     check_block_barrier();
     check_warp_barrier(current / 32);
-    for (;;) leave();
+    for (;;) switch_to_scheduler();
 }
 
 void prepare(Thread &thread) {
@@ -210,25 +210,25 @@ unsigned lanes_of_warp() {
 }
 
 void yield_thread() {
-    const Pause pause;
-    leave();
+    const InRuntime scope;
+    switch_to_scheduler();
 }
 void made_progress() { progress = true; }
 
 unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32]) {
-    const Pause pause;
+    const InRuntime scope;
     const void *const code = __builtin_return_address(0);
     const int warp = current / 32;
     registers[warp][current % 32] = value;
     warp_barrier(mask, code);
     std::memcpy(all, registers[warp], sizeof all);
-    const unsigned took_part = mask & lanes_of_warp() & ~ended_lanes[warp];
+    const unsigned participants = mask & lanes_of_warp() & ~ended_lanes[warp];
     warp_barrier(mask, code);
-    return took_part;
+    return participants;
 }
 
 void named_barrier(int number, int count) {
-    const Pause pause;
+    const InRuntime scope;
     Ordering *const order = ordering_of(&named_barriers[number]);
     release(order);
     if (named_barriers[number].arrived + 1 == count) complete(order);
@@ -237,7 +237,7 @@ void named_barrier(int number, int count) {
 }
 
 void group_barrier(int group) {
-    const Pause pause;
+    const InRuntime scope;
     count_at(group_barriers[group], 128, __builtin_return_address(0));
 }
 
@@ -258,14 +258,14 @@ void run_grid(const Grid &grid) {
 // A turn ends early when its events fill the buffer, so that the other lanes of the warp can catch up.
 void end_turn() {
     threads[current].full = true;
-    leave();
+    switch_to_scheduler();
 }
 
 }  // namespace emulator
 
 void __syncthreads() {
     using namespace emulator;
-    const Pause pause;
+    const InRuntime scope;
     const void *const code = __builtin_return_address(0);
     if (block_barrier.arrived && block_barrier.code != code && !block_barrier.two_places) {
         block_barrier.two_places = true;
@@ -280,7 +280,7 @@ void __syncthreads() {
 
 void __syncwarp(unsigned mask) {
     using namespace emulator;
-    const Pause pause;
+    const InRuntime scope;
     Ordering *const order = ordering_of(&warp_barriers[current / 32]);
     release(order);
     const unsigned waiting = waiting_lanes[current / 32] | 1u << current % 32;

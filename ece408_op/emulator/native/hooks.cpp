@@ -13,7 +13,7 @@ inline void add(Thread &thread, uint32_t code, Operation operation, int bytes, u
     if (!counting) return;
     thread.events.push_back({code, thread.depth, operation, uint8_t(bytes), address});
     if (thread.events.size() - thread.first_event >= EVENTS_PER_TURN && operation == BLOCK) {
-        const Pause pause;
+        const InRuntime scope;
         end_turn();
     }
 }
@@ -32,7 +32,7 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
     }
     const Space space = space_of(address);
     if (space == Space::LOCAL) return;
-    const Pause pause;
+    const InRuntime scope;
     if (space == Space::SHARED) {
         if (!check_shared(address, bytes, operation, code)) return;
         if (racing) watch_shared(address, bytes, current, operation, code);
@@ -94,7 +94,7 @@ struct IndexedArray {
     const char *type;  // 4 bytes, then its name
 };
 extern "C" void __ubsan_handle_out_of_bounds(void *data, void *index) {
-    const Pause pause;
+    const InRuntime scope;
     const IndexedArray &array = *static_cast<const IndexedArray *>(data);
     char text[1000];
     std::snprintf(text, sizeof text, "%s|%u|%u|%ld|%s", array.file, array.line, array.column, long(index), array.type + 4);
@@ -103,7 +103,7 @@ extern "C" void __ubsan_handle_out_of_bounds(void *data, void *index) {
 extern "C" void __sanitizer_cov_trace_pc() {
     last_code = uint32_t(uintptr_t(HERE));
     if (!in_kernel || !counting) return;
-    const Pause pause;
+    const InRuntime scope;
     Thread &thread = threads[current];
     const int block = found_edge(thread.previous[thread.depth], last_code);
     thread.previous[thread.depth] = last_code;

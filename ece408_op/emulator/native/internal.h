@@ -44,10 +44,10 @@ inline void report(const char *kind, const std::string &message, const void *cod
     report(kind, message.c_str(), code, other);
 }
 
-struct Pause {
+struct InRuntime {
     const bool was;
-    Pause() : was(in_kernel) { in_kernel = false; }
-    ~Pause() { in_kernel = was; }
+    InRuntime() : was(in_kernel) { in_kernel = false; }
+    ~InRuntime() { in_kernel = was; }
 };
 
 // memory.cpp

@@ -9,9 +9,9 @@ namespace emulator {
 
 namespace {
 
-struct Halves {
+struct HalfTable {
     float of_bits[1 << 16];
-    Halves() {
+    HalfTable() {
         for (unsigned bits = 0; bits < 1 << 16; bits++) {
             const unsigned short short_bits = bits;
             _Float16 value;
@@ -24,7 +24,7 @@ struct Halves {
 }  // namespace
 
 double half_of(unsigned word, int k) {
-    static const Halves halves;  // g++ converts by a call, as not all CPUs have an instruction
+    static const HalfTable halves;  // g++ converts by a call, as not all CPUs have an instruction
     return halves.of_bits[word >> 16 * (k % 2) & 0xffff];
 }
 
