@@ -26,6 +26,7 @@ from ece408_op.problem import (
     DATA_GRADIENT,
     DILATE,
     GROUPS,
+    ITEM_BYTES,
     STRIDE,
     WEIGHT_GRADIENT,
     ConvProblem,
@@ -36,6 +37,8 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.launch import Chip, LibraryCall, Plan, round_up
 
+#: Bytes of which addresses of tensors are multiples.
+_ALIGNMENT = 16
 _EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13")
 #: The most scratch memory of a plan, in bytes.
 _WORKSPACE_BYTES = 1 << 30
@@ -105,6 +108,7 @@ class _Graph:
                 filled = problem.shapes[2]
                 out.set_output(True).set_data_type(single).set_dim(list(filled)).set_stride(_strides(filled))
                 self._tensors = dict(zip(problem.operands, (a, b, out)))
+                self._bytes = dict(zip(problem.operands, (ITEM_BYTES * prod(shape) for shape in problem.shapes)))
                 self._create_plans(package)
                 #: Builds the plans that are left; the number of the plan to run.
                 self._plans = self._built()
@@ -137,14 +141,25 @@ class _Graph:
 
         The first call also times other plans, on the caller's arrays, unless a CUDA graph is captured.
         """
-        pointers = {tensor: addresses[name] for name, tensor in self._tensors.items()}
         with _lock, stream:
+            gpu, filled = cuda.cupy().cuda, list(self._tensors)[-1]
+            # cuDNN refuses other addresses.
+            copies = {name: gpu.alloc(self._bytes[name]) for name, start in addresses.items() if start % _ALIGNMENT}
+            pointers = {t: copies[name].ptr if name in copies else addresses[name] for name, t in self._tensors.items()}
+            for name in copies.keys() - {filled}:
+                self._copy(name, addresses[name], copies[name].ptr, stream)
             library().set_stream(handle=_handle(), stream=stream.ptr)
             if not self._timed and not stream.is_capturing():
                 self._number, self._timed = self._fastest(pointers), True
                 # The pool would keep the memory of every plan that was timed.
                 cuda.cupy().get_default_memory_pool().free_all_blocks(stream)
             self._execute(self._number, pointers)
+            if filled in copies:
+                self._copy(filled, copies[filled].ptr, addresses[filled], stream)
+
+    def _copy(self, name: str, source: int, target: int, stream: Any) -> None:
+        runtime = cuda.cupy().cuda.runtime
+        runtime.memcpyAsync(target, source, self._bytes[name], runtime.memcpyDeviceToDevice, stream.ptr)
 
     def _execute(self, number: int, pointers: Mapping[Any, int]) -> None:
         size = self._graph.get_workspace_size_plan_at_index(number)

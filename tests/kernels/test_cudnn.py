@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from math import prod
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -46,7 +47,7 @@ class Gpu:
 
     def __init__(self):
         self.times, self.workspaces, self.now = [2.0], [3, 2, 1], 0.0
-        self.graphs, self.ran, self.freed, self.free_bytes = [], [], [], 1 << 40
+        self.graphs, self.ran, self.freed, self.copied, self.free_bytes = [], [], [], [], 1 << 40
         self.package = MagicMock(pygraph=self.graph)
         for name in (*EXCLUDED, "WINOGRAD"):
             setattr(self.package.numerical_note, name, name)
@@ -85,7 +86,11 @@ class Gpu:
         return SimpleNamespace(
             get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=self.freed.append),
             cuda=SimpleNamespace(
-                runtime=SimpleNamespace(getDevice=lambda: 0),
+                runtime=SimpleNamespace(
+                    getDevice=lambda: 0,
+                    memcpyDeviceToDevice=3,
+                    memcpyAsync=lambda target, source, size, kind, stream: self.copied.append((target, source, size)),
+                ),
                 alloc=self.alloc,
                 get_current_stream=Stream,
                 Event=self.event,
@@ -146,6 +151,19 @@ def test_it_asks_for_the_convolution_in_float32(gpu, problem, name):
     call.call(dict(zip(problem.operands, (16, 32, 48))), Stream())
     pointers = dict(zip((*problem.shapes[:2], out), (16, 32, 48)))
     graph.execute_plan_at_index.assert_called_with(pointers, 1003, 0, handle="handle")
+
+
+def test_an_array_whose_address_cudnn_refuses_is_copied(gpu):
+    call = cudnn.KERNEL.plan(STRIDED, chip_of(90), 4).steps(STRIDED.batch)[0].call
+    sizes = [4 * prod(shape) for shape in STRIDED.shapes]
+    copies = [1000 + size for size in sizes]
+    for moved, (name, start) in enumerate({"x": 20, "w": 36, "y": 52}.items()):
+        gpu.copied = []
+        call({"x": 16, "w": 32, "y": 48} | {name: start}, Stream())
+        ends = (start, copies[moved]) if name == "y" else (copies[moved], start)
+        assert gpu.copied == [(*ends, sizes[moved])]
+        used = gpu.graphs[0].execute_plan_at_index.call_args.args[0].values()
+        assert list(used) == [copies[n] if n == moved else aligned for n, aligned in enumerate((16, 32, 48))]
 
 
 def ran(gpu, *streams):

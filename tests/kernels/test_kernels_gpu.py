@@ -159,7 +159,7 @@ def test_auto_takes_every_problem_on_the_gpu():
         check(dispatch.select(problem, "gpu", chip=cuda.chip()), problem)
 
 
-@KERNEL
+@KERNEL_OR_CUDNN
 def test_it_takes_views_aligned_to_four_bytes_only(kernel, pooled):
     problem, cupy = small(kernel, pooled), cuda.cupy()
     for moved in range(3):
