@@ -234,7 +234,8 @@ class Gpu:
             with self.blocker.blocked(self.stream, work.arrays(part, 0)[0]):
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
-            work.after_kernel(part, 0)
+            for first in (0, 1):  # sums are filled by one function, and added to by another
+                work.after_kernel(part, first)
             work.finish()
             self.warm[key] = True
         # Copies must not begin before fresh memory is cleared and the first run has ended.
