@@ -143,6 +143,9 @@ class WideTile:
         others = _ALIGNMENT + _TURNS * self.ping_pong + self.consumers * staging + self.output_bytes
         return others + self.resident * self.filter_bytes(own)
 
+    #: Bytes of shared memory of the pipeline.
+    pipeline_bytes = property(lambda self: _ALIGNMENT + self.stages * self.stage_bytes)
+
     def shared_bytes(self, own: Convolution) -> int:
         """Bytes of shared memory of a block."""
         return self._others(own) + self.stages * self.stage_bytes
@@ -176,7 +179,8 @@ class WideTile:
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
         interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
-        more = {"padded_channels": own.padded_channels, "output_bytes": self.output_bytes, "any_spread_scale": False}
+        more = {"padded_channels": own.padded_channels, "output_bytes": self.output_bytes}
+        more |= {"any_spread_scale": False, "dense": False}
         return {**asdict(own), **asdict(self), **more, "promotion_interval": interval, **others}
 
     @property

@@ -31,6 +31,8 @@
 // promotion_interval 2. With the macro SPLIT_FORM, only what split_form.cu shares with this file is compiled; in
 // recompute.cuh the macro leaves out the entry point recompute_images.
 
+static_assert(Config::tile_filters % 32 == 0, "epilogues store 32 filters at a time");
+
 #ifndef SPLIT_FORM
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
 // recompute.

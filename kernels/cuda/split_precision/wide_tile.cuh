@@ -11,7 +11,8 @@
 // (fp16x1); promotion_interval, stages between two accumulator promotions, 0 for none; producers and consumers, in
 // warpgroups: consumers share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block
 // keeps the filters of its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale;
-// reduction_outermost, whether rows of shared memory hold channels or filters of one pixel, over which the sums go.
+// reduction_outermost, whether rows of shared memory hold channels or filters of one pixel, over which the sums go; dense,
+// whether filters lie as dense.cu multiplies them.
 // Of split_form.cu: buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they
 // are added.
 
@@ -30,11 +31,18 @@ constexpr bool PROMOTES = Config::promotion_interval > 0;
 constexpr int K_TILES = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // a stage holds one
 constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
+// Sums of dense.cu are long: a value 2^36 below the largest errs by 2^-50 of the largest.
+constexpr int SPREAD = Config::dense ? 36 : MAX_SPREAD;
 constexpr int RESIDENT_BYTES = Config::resident ? K_TILES * COMPONENTS * FILTER_BYTES : 0;
 static_assert(Config::stages >= 2, "a consumer waits for the next stage before it releases one");
 static_assert(Config::tile_pixels % (64 * CONSUMERS_PER_TILE) == 0, "consumers share the pixels of a tile");
-static_assert(Config::tile_filters % 32 == 0, "an epilogue stores 32 filters at a time");
 static_assert(!Config::ping_pong || Config::consumers <= 4, "Pipeline has four barriers for turns");
+
+// Where dense.cu reads a filter's pair of channels: [64 channels][filter][pair]. Of 16 pairs, 4 t to 4 t + 3, which a lane
+// multiplies, are in the places of t, t + 4, t + 8 and t + 12.
+__device__ __forceinline__ long long dense_pair(int filter, int pair) {
+    return (pair / 32 * (long long)M + filter) * 32 + pair % 32 / 16 * 16 + pair % 4 * 4 + pair % 16 / 4;
+}
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
@@ -47,18 +55,19 @@ extern "C" __global__ void __launch_bounds__(256)
     Range range;
     for (int i = threadIdx.x; i < C * TAPS; i += 256) range.add(w[weight_index(filter, i / TAPS, i % TAPS)]);
     range.join_block<256>();
-    const int exponent = Config::any_spread_scale ? range.largest_exponent() : range.exponent(Config::transposed);
+    const int exponent = Config::any_spread_scale ? range.largest_exponent()
+                                                  : range.exponent(Config::transposed, SPREAD);
     if (threadIdx.x == 0) exponents[filter] = exponent;
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     constexpr int PAIRS = Config::padded_channels / 2, WORDS = TAPS * PAIRS;
-    unsigned *const to = split + (long long)filter * WORDS;
     for (int i = threadIdx.x; i < WORDS; i += 256) {
         const int tap = i / PAIRS, c = i % PAIRS * 2;
         const float first = c < C ? multiply(w[weight_index(filter, c, tap)], scale) : 0.0f;
         const float second = c + 1 < C ? multiply(w[weight_index(filter, c + 1, tap)], scale) : 0.0f;
         const unsigned high = to_fp16x2(first, second);
-        to[i] = high;
-        if (COMPONENTS == 2) to[(long long)Config::groups * M * WORDS + i] = fp16x2_residual(first, second, high);
+        const long long at = Config::dense ? dense_pair(filter, i) : (long long)filter * WORDS + i;
+        split[at] = high;
+        if (COMPONENTS == 2) split[(long long)Config::groups * M * WORDS + at] = fp16x2_residual(first, second, high);
     }
 }
 
