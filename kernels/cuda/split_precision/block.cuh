@@ -61,8 +61,6 @@ constexpr int STAGED_INPUT = Config::input_from_global ? 0 : TILE_IMAGES * INPUT
 constexpr index_t INPUT_CHANNEL = (Config::input_from_global ? H : INPUT_ROWS) * index_t(W);
 constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPUT_SIZE);
 constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose input is staged or being copied
-// Where math warps keep their filters in registers, a table holds where each position's words begin: no divisions.
-constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) / 16 * 16 : 0;
 
 // Named barriers: of the producers; of a warpgroup (one per warpgroup); of all math warps.
 constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
@@ -110,7 +108,6 @@ struct Shared {
     int *filter_scales;
     int *exponents;  // [0, 1] of each stage's tile; [2, 3] numbers of the next tiles; [4, 5] of those after them
     Range *ranges;   // of each producer warp; of two passes
-    unsigned short *positions;  // POSITION_TABLE
     Barrier *barriers;
 
     __device__ explicit Shared(unsigned char *at) {
@@ -127,7 +124,6 @@ struct Shared {
         filter_scales = static_cast<int *>(take(FILTER_BLOCKS * COLUMN_GROUPS * GROUP_TILES * 8 * 4));
         exponents = static_cast<int *>(take(24));
         ranges = static_cast<Range *>(take(2 * PRODUCER_WARPS * 8));
-        positions = static_cast<unsigned short *>(take(2 * POSITION_TABLE));
         barriers = static_cast<Barrier *>(take(BARRIERS * 8));
     }
 };
@@ -139,7 +135,7 @@ __device__ __forceinline__ int first_word(int position) {
     return image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) + (at - line * TILE_COLUMNS);
 }
 
-// All threads, before the filters are there: the tap table, the barriers and the position table.
+// All threads, before the filters are there: the tap table and the barriers.
 __device__ __forceinline__ void prepare_tables(const Shared &s) {
     for (int i = threadIdx.x; i < K_STEPS * 4; i += ALL_THREADS) {
         const int k = i / 4 * 8 + i % 4;
@@ -155,7 +151,6 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
             mbarrier_init(s.barriers + i, arrivals[i]);
         }
     }
-    for (int i = threadIdx.x; i < POSITION_TABLE; i += ALL_THREADS) s.positions[i] = first_word(i);
 }
 
 // All threads: copy the block's split filters and all filter scales to shared memory.
