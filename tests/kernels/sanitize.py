@@ -29,6 +29,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError
 from ece408_op.kernels import KERNELS
 from ece408_op.network import engine
+from ece408_op.network._inference import Inference
 from ece408_op.network._network import parse
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -138,8 +139,9 @@ def network_is_right(rng: np.random.Generator) -> bool:
         numpy_operators.compute(node.operator, [values[entry.node] for entry in node.inputs], values[number])
     (expected,), got = (values[number] for number in found.outputs), np.empty(shapes[found.outputs[0]], np.float32)
     addresses = [array.ctypes.data for array in parameters]
+    inference = Inference([engine.engine(text, "auto", "float32", 0)], [0])
     for _ in range(3):  # launches one by one, then as a CUDA graph
-        engine.engine(text, "auto", "float32", 0).run([x], addresses, [got])
+        inference.run([x], lambda: addresses, lambda: [got])
     right = np.allclose(got, expected, rtol=1e-4, equal_nan=True) and np.isnan(got[1]).any()
     print(f"{NETWORK}: {'right' if right else 'WRONG'}, of largest {np.nanmax(np.abs(expected)):.3g} off by at most "
           f"{np.nanmax(np.abs(got - expected)):.3g}")  # fmt: skip
