@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -84,6 +85,29 @@ def _without(axis: int, at: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]
     return _filters(change)
 
 
+def _of_channel_0(w: np.ndarray) -> np.ndarray:
+    return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
+
+
+def _last_product(w: np.ndarray) -> np.ndarray:
+    changed = np.zeros_like(w)
+    changed[:, -1, -1, -1] = w[:, -1, -1, -1]
+    return changed
+
+
+def _whole_tiles(tile: int, w: np.ndarray) -> np.ndarray:
+    """The filters as rows of C * K * K weights, without the last, partial tile of each row."""
+    flat = w.reshape(len(w), -1).copy()
+    flat[:, flat.shape[1] // tile * tile :] = 0
+    return flat.reshape(w.shape)
+
+
+def _centred(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    pad = problem.kernel // 2
+    padded = np.pad(x, ((0, 0), (0, 0), (pad, 0), (pad, 0)))
+    return windows(padded[:, :, : problem.height, : problem.width], problem)
+
+
 def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """The windows with zeros where a pixel lies beyond its output's tile; 0: the tile has no end there."""
 
@@ -119,6 +143,7 @@ LOCAL: tuple[Local, ...] = (
     ("flipped", "with the rows of each filter in reverse order", _filters(lambda w: w[:, :, ::-1])),
     ("flipped", "with the columns of each filter in reverse order", _filters(lambda w: w[:, :, :, ::-1])),
     ("x_rows_columns", "with rows and columns exchanged in x's index", _rows_for_columns),
+    ("centred", "with windows that begin K/2 rows and columns too early", _pixels(_centred)),
     ("x_channel", "with channel 0 of x for each channel: c is missing in x's index", _pixels(_first_channel)),
     (
         *("w_channel", "with channel 0 of each filter for each channel: c is missing in the filter's index"),
@@ -129,6 +154,16 @@ LOCAL: tuple[Local, ...] = (
         (name, f"without the {which} {what}: its loop must {at}", _without(axis, place))
         for name, what, axis, end in _LOOPS
         for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
+    ),
+    ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
+    ("assigned", "with each sum's last product alone: a sum takes +=", _filters(_last_product)),
+    *(
+        (
+            "unrolled",
+            f"without each filter's last products, beyond whole tiles of {tile}: round their number up",
+            change,
+        )
+        for tile, change in ((tile, _filters(partial(_whole_tiles, tile))) for tile in TILES)
     ),
     *(
         ("halo", _HALO.format(text.format(tile=tile), missing), _in_tiles(rows * tile, columns * tile))
@@ -144,6 +179,12 @@ LOCAL: tuple[Local, ...] = (
 
 def whole(case: Case) -> Iterator[Hypothesis]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
+    factor = float(np.vdot(case.exact, case.y) / max(np.vdot(case.exact, case.exact), 1e-300))
+    if np.isfinite(factor):
+        # As many sums as a filter may have products, no more: else the room for their errors would hold all.
+        length = min(max(1, abs(factor)), 1e4) * case.problem.products
+        errors = 4 * EPS32 * math.sqrt(length) * float(np.abs(case.y).max())
+        yield Hypothesis("scaled", f"times {factor:.6g}", factor * case.exact, None, errors)
     yield from _exchanged(case)
     yield from _running_sums(case)
     # In some elements, if only a part of y was set to 0.
@@ -193,7 +234,7 @@ def _copied_by_bytes(case: Case) -> Hypothesis:
 
 
 def _strides(case: Case) -> Iterator[Hypothesis]:
-    """Wrong strides of y, such as x's; and loops to H and W, where a row's surplus lands in the next row."""
+    """Wrong strides of y, such as x's, and of x; and loops to H and W, where a row's surplus lands in the next row."""
     p, exact = case.problem, case.exact
     b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
     area = p.output_height * p.output_width
@@ -208,6 +249,15 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
         yield Hypothesis("y_strides", f"with {what}", moved.reshape(exact.shape))
+    b, c, i, j = np.ogrid[: p.batch, : p.channels, : p.height, : p.width]
+    own = "an image has C maps of H rows of W"
+    for map_, rows, width, what in (
+        (b * p.channels + c, p.height, p.output_width, "the row length W - K + 1 of y"),
+        (b * p.channels + c, p.output_height, p.output_width, "the sizes of y"),
+        (b + c, p.height, p.width, "one map per image"),
+    ):
+        pixels = windows(case.x.take((map_ * rows + i) * width + j), p)
+        yield Hypothesis("x_strides", f"with {what} in x's index: {own}", products(pixels, case.w))
     if p.kernel == 1:  # y has as many columns as x
         return
     # x is read on beyond the row's end, as the code does, or a tile has zeros there.

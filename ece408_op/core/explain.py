@@ -30,6 +30,8 @@ _TRIAL_FILTERS = 3
 _UNWRITTEN_SHARE = 0.9
 #: The share of elements with errors above a float32 sum's usual ones, from which less precision is considered.
 _ROUNDED_SHARE = 0.3
+#: The share of results that are no whole numbers, from which an output of whole numbers is an int's.
+_WHOLE_SHARE = 0.9
 #: The fewest elements whose errors are averaged.
 _SAMPLE_SIZE = 100
 
@@ -169,6 +171,16 @@ def explain(
     )
 
 
+def _kind_of_values(case: Case, unwritten: np.ndarray) -> tuple[str, str]:
+    """Return the mistake that all values of an output show, and the sentence; empty ones if they show none."""
+    if not case.y.any():
+        return "zeros", "Your output is 0 everywhere"
+    whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
+    if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
+        return "whole_numbers", "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
+    return "", ""
+
+
 def _best(
     case: Case,
     wrong: np.ndarray,
@@ -186,8 +198,9 @@ def _best(
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
         return "", "", 0
-    if not case.y.any():
-        return "zeros", "Your output is 0 everywhere", 0
+    name, sentence = _kind_of_values(case, unwritten)
+    if name:
+        return name, sentence, 0
     error = np.abs(case.y - case.exact)
     if (error > 2 * EPS32 * size).mean() > _ROUNDED_SHARE:
         share = _root_mean_square(case, error)

@@ -54,6 +54,13 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "column_loop": [rf"\b{q} *= *1\b", rf"\b{q} *< *\w+ *- *1\b"],
         "halo": [r"__shared__[^;\n]*"],
         "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
+        "assigned": [r"\w *= *[^;=\n]*\bx\w*(\.\w+)?[\[(][^;=\n]*\*"],
+        "whole_numbers": [rf"\bint +{total}\b", r"\bint +\w+ *= *\w*[xk]\w*[\[(]"],
+        "centred": [r"- *\(? *\w*(K|MASK|RADIUS)\w* */ *2", r"- *\w*RADIUS\w*"],
+        "x_strides": [
+            r"\bx\w*(\.\w+)?[\[(][^;=\n]*(\bW_?[oO]ut\b|\bOW\b|\b(out|output)_?(w|width)\b|\bW *- *K)",
+            r"#define +x\w*\([^\n]*",
+        ],
         "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
         "copied_bytes": [r"cudaMemcpy(?![^;]{0,999}sizeof)[^;]{0,999};"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],

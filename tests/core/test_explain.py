@@ -53,6 +53,10 @@ def square(p: ConvProblem) -> bool:
     return p.height == p.width
 
 
+def padded(p: ConvProblem, x: np.ndarray) -> np.ndarray:
+    return np.pad(x, ((0, 0), (0, 0), (p.kernel // 2, 0), (p.kernel // 2, 0)))
+
+
 def add_along(axis: int) -> Callable[..., None]:
     def output(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
         y[...] = np.cumsum(sums, axis, np.float32)
@@ -93,6 +97,15 @@ def part(*index: Any) -> Callable[..., None]:
     return output
 
 
+def in_tiles_of_16(p: ConvProblem, c: int, r: int, s: int) -> np.float32:
+    last = p.channels * p.kernel**2 // 16 * 16
+    return np.float32((c * p.kernel + r) * p.kernel + s < last)
+
+
+def at(shape: tuple[int, ...], index: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(np.unravel_index(index, shape))
+
+
 def halo(rows: int, columns: int) -> Callable[..., Any]:
     return lambda p, c, r, s, i, j: ((i % rows + r < rows) & (j % columns + s < columns)).astype(np.float32)
 
@@ -103,6 +116,7 @@ KERNELS = {
     "flipped": Kernel("flipped filters", tap=lambda p, m, c, r, s: (m, c, p.kernel - 1 - r, p.kernel - 1 - s)),
     "flipped rows": Kernel("rows of each filter in reverse", tap=lambda p, m, c, r, s: (m, c, p.kernel - 1 - r, s)),
     "x_rows_columns": Kernel("exchanged in x's", lambda p, b, c, i, j, r, s: (b, c, j + s, i + r), takes=square),
+    "centred": Kernel("begin K/2 rows and columns too early"),  # its x is padded
     "x_channel": Kernel("c is missing in x's", lambda p, b, c, i, j, r, s: (b, 0, i + r, j + s), takes=several),
     "w_channel": Kernel("c is missing in the filter's", tap=lambda p, m, c, r, s: (m, 0, r, s), takes=several),
     "w_filter": Kernel("m is missing", tap=lambda p, m, c, r, s: (m * 0, c, r, s)),
@@ -114,8 +128,25 @@ KERNELS = {
     ),
     "channel_loop": Kernel("last channel", product=lambda p, c, *_: np.float32(c + 1 < p.channels), takes=several),
     "channel_loop 1": Kernel("first channel", product=lambda p, c, *_: np.float32(c > 0), takes=several),
+    "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
+    "assigned": Kernel(
+        "with each sum's last product alone",
+        product=lambda p, c, r, s, *_: np.float32((c, r, s) == (p.channels - 1, p.kernel - 1, p.kernel - 1)),
+    ),
+    "x_strides": Kernel(
+        "the row length W - K + 1 of y in x's index",
+        lambda p, b, c, i, j, r, s: at(p.x_shape, ((b * p.channels + c) * p.height + i + r) * p.output_width + j + s),
+    ),
+    "x_strides of images": Kernel(
+        "one map per image in x's index",
+        lambda p, b, c, i, j, r, s: at(p.x_shape, ((b + c) * p.height + i + r) * p.width + j + s),
+        takes=several,
+    ),
     "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
+    "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles_of_16(p, c, r, s)),
+    "scaled": Kernel("times 25", output=lambda p, y, sums: y.__setitem__(ALL, 25 * sums)),
+    "whole_numbers": Kernel("whole numbers alone", output=lambda p, y, sums: y.__setitem__(ALL, np.trunc(sums))),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),
     "halo rows": Kernel("a tile of 8 rows", product=halo(8, 1 << 20)),
     "y_rows_columns": Kernel(
@@ -150,7 +181,8 @@ def test_the_mistake_is_found(name: str, p: ConvProblem) -> None:
     kernel, (x, w) = KERNELS[name], inputs(p)
     if not kernel.takes(p):
         pytest.skip("the kernel does not take the layer")
-    found = explain(x, w, kernel(p, x, w), BEFORE)
+    given = padded(p, x) if name == "centred" else x
+    found = explain(x, w, kernel(p, given, w), BEFORE)
     assert found.wrong > 0
     assert found.mistake == name.partition(" ")[0], found.sentence
     assert kernel.words in found.sentence
@@ -319,9 +351,13 @@ for (int m = 0; m < M; m++)
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten", "dim3 grid((W + 15) / 16);\n\nif (h < H - K && w < W - K + 1) y[i] = sum;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+        ("assigned", "float sum = 0;\n\nsum = x4d(b, c, h + p, w + q) * k4d(m, c, p, q);"),
+        ("x_strides", "int at = h * W_out + w;\n\nsum += x.dptr_[(h + p) * W_out + w + q] * k4d(m, c, p, q);"),
+        ("whole_numbers", "float x;\n\nint sum = 0;\nsum += x[i] * w[j];"),
+        ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "no + 1", "tiles", "bytes"],
+    ids=["KS", "channels", "last row", "no + 1", "tiles", "= for +=", "rows of y", "int sum", "int pixel", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
