@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,28 +44,6 @@ def _op_time(
 ) -> op_times.OpTime:
     """Return the record of a layer for that many images of a shape."""
     return op_times.OpTime(name, operator.problem((images, *image)), implementation, "gpu", float(seconds))
-
-
-class Times:
-    """The times of one call's convolutions, from events, which cost time to read and may wait until then."""
-
-    def __init__(
-        self, images: int, records: Sequence[Callable[..., op_times.OpTime]], taken: Sequence[Callable[[], np.ndarray]]
-    ) -> None:
-        self._images, self._records, self._taken = images, records, taken
-        self._seconds = np.zeros(len(records))
-        self._lock = threading.Lock()
-
-    def read(self) -> None:
-        """Read the events, once the GPU has reached them, and free them."""
-        with self._lock:
-            self._seconds = sum((one() for one in self._taken), self._seconds)
-            self._taken = ()
-
-    def __call__(self) -> list[op_times.OpTime]:
-        """Return a record of each convolution."""
-        self.read()
-        return [record(self._images, seconds) for record, seconds in zip(self._records, self._seconds)]
 
 
 class Batch:
@@ -139,18 +116,19 @@ class Batch:
             bound.call()
         return bound.outputs
 
-    def taken(self) -> Callable[[], np.ndarray]:
-        """Return what returns the convolutions' seconds since the last call, once the GPU has computed.
+    def taken(self) -> np.ndarray:
+        """Return the convolutions' seconds since the last call, once the GPU has computed.
 
         Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
         convolution has the share of it that it had when the graph was made.
         """
-        graphs, self._graph_runs = self._graph_runs, []
-        others = [one.intervals.copy() for one in self._convolutions]
-        for one in self._convolutions:
-            one.intervals.clear()
-        shares = self._shares  # not self, which has the GPU's memory
-        return lambda: shares * _seconds(graphs) + np.array([_seconds(intervals) for intervals in others])
+        taken = self._shares * _seconds(self._graph_runs)
+        self._graph_runs.clear()
+        for number, one in enumerate(self._convolutions):
+            if one.intervals:
+                taken[number] += _seconds(one.intervals)
+                one.intervals.clear()
+        return taken
 
     def _measure(self, measure: Measure | None) -> None:
         for one in self._convolutions:

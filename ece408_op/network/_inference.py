@@ -26,7 +26,7 @@ from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.thread_pool import parallel_for
 
-from ._batch import STAGES, Times
+from ._batch import STAGES
 from .engine import ChunkedBatch, Engine, copying_threads, sharing
 
 #: The fewest bytes of a transfer.
@@ -74,8 +74,6 @@ class Inference:
 
     def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
         self._engines, self._numbers = engines, numbers
-        #: The times of the last call, which are read during the next one.
-        self._times: list[Times] = []
 
     def run(
         self,
@@ -102,12 +100,11 @@ class Inference:
             for number in sorted(numbers):
                 locks.enter_context(parts[numbers.index(number)].gpu.lock)
             is_sent = bool(first.sent)
-            work = [*meanwhile, *(one.read for one in self._times)]
             try:
                 _prepare(parts, numbers, first.sent or first.copied(parameters()))
-                if _computed(parts, numbers, parameters if is_sent else tuple, outputs, work):
+                if _computed(parts, numbers, parameters if is_sent else tuple, outputs, meanwhile):
                     for part in parts:
-                        part.chunked.times(part.images)
+                        part.chunked.op_times(part.images)
                     _prepare(parts, numbers, first.copied(parameters()))
                     _computed(parts, numbers, tuple, outputs, ())
             except BaseException:
@@ -115,9 +112,8 @@ class Inference:
                     with suppress(DeviceError), cuda.reported("network"):
                         part.gpu.wait()
                 raise
-            self._times = [part.chunked.times(part.images) for part in parts]
-        for times in self._times:
-            op_times.record(times)
+            for part in parts:
+                op_times.record(part.chunked.op_times(part.images))
 
 
 def _prepare(parts: Sequence[_Share], numbers: Sequence[int], parameters: Sequence[np.ndarray]) -> None:
