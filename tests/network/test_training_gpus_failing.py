@@ -140,8 +140,9 @@ def test_a_kernel_that_fails_on_one_gpu_ends_the_step(step):
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["auto"], indirect=True)
 def test_a_kernel_that_fails_in_a_queued_backward_pass_ends_what_waits_for_it():
-    """The next call of another network on the other GPU computes."""
-    assert printed("-c", _FAILING, "batch_norm_gradients", "3", first=[Path(__file__).parent]) == "[2.0, 2.0]\n"
+    """The next call of another network on the other GPU computes, or raises what NCCL's kernels met there."""
+    found = printed("-c", _FAILING, "batch_norm_gradients", "3", first=[Path(__file__).parent])
+    assert found in ["[2.0, 2.0]\n", *(f"in a Custom operator: GPU {number}\n" for number in range(2))]
 
 
 _FAILING = """

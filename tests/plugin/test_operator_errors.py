@@ -67,7 +67,7 @@ def by_nd(attributes, x, w):
     """Imperatively: through MXNet's engine and by the synchronous fast path, with one error."""
     found = []
     for alone in (False, True):
-        with mock.patch.object(thread_pool, "alone", lambda: alone), pytest.raises(RuntimeError) as caught:  # noqa: B023
+        with mock.patch.object(thread_pool, "is_only_thread", lambda: alone), pytest.raises(RuntimeError) as caught:  # noqa: B023
             mx.nd.Custom(mx.nd.ones(x), mx.nd.ones(w), op_type="New", **attributes).wait_to_read()
         found.append((type(caught.value).__name__, str(caught.value)))
     assert found[0] == found[1]
@@ -229,7 +229,7 @@ def failing(kernel):
 
 @pytest.mark.parametrize("behind", [lambda y: y, lambda y: y + 1], ids=["itself", "an operator behind it"])
 def test_operators_that_fail_at_once_each_report_their_own_reason(behind, monkeypatch, capfd):
-    monkeypatch.setattr(thread_pool, "alone", lambda: False)  # through MXNet's engine
+    monkeypatch.setattr(thread_pool, "is_only_thread", lambda: False)  # through MXNet's engine
     for _ in range(20):
         pending = {kernel: behind(failing(kernel)) for kernel in range(20, 30)}
         for kernel in reversed(pending):
