@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ece408_op.runtime.source_text import mask
 
-from ._errors import CompileError
+from ._errors import CompileError, UnsupportedCodeError
 
 _CUDA = Path(__file__).parent / "cuda"
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
@@ -36,6 +36,7 @@ _LIBRARY = re.compile(
     r"|string|tuple|pair|function|cout|cerr|endl)\b"
     r"|(rand|srand|exit|puts|putchar|fprintf|sprintf|abort|time|usleep|sleep|getenv|omp_\w+|CHECK(?:_[A-Z]{2})?|LOG)\s*\()"
 )
+_ALLOCATES = re.compile(r"(?<![\w.>:])(malloc|calloc)\s*\(|\b(new)\s+[A-Za-z_]")
 #: What the compiler computes: a part of a constant, or the size of an array that is declared.
 _COMPUTED = re.compile(
     r"(?:\A|[;{}])\s*(?:[^;{}]*\bconstexpr\b[^;{}]*|(?:\w+\s+)+\w+\s*(?:\[[^\]]*\]\s*)*\[[^\];{}]*)\Z"
@@ -43,7 +44,10 @@ _COMPUTED = re.compile(
 
 
 def check(text: str) -> None:
-    """Raise CompileError for the first use, in a kernel or a device function, of what only the host has."""
+    """Raise CompileError for the first use, in a kernel or a device function, of what only the host has.
+
+    And UnsupportedCodeError where one allocates memory, which the emulator lacks.
+    """
     masked = _DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), mask(text))
     functions, variables, ours = set(), set(), set()
     bodies: list[tuple[str, str, int, str]] = []
@@ -68,6 +72,11 @@ def check(text: str) -> None:
 def _check_body(
     text: str, name: str, head: str, begin: int, body: str, functions: set[str], variables: set[str], ours: set[str]
 ) -> None:
+    allocates = _ALLOCATES.search(body)
+    if allocates:
+        line = text.count("\n", 0, begin + allocates.start()) + 1
+        what = allocates[1] or allocates[2]
+        raise UnsupportedCodeError(line, f"the emulator does not have memory that a kernel allocates ({what})")
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
     for other in sorted(functions):
         pattern = rf"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("

@@ -225,6 +225,18 @@ if (i % 2) y[i] = 3;"""
     assert sum(by_line[line].divergent for line in by_line) == 4
 
 
+def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs: Path) -> None:
+    """As in the machine code of nvcc for sm_90, where BSSY and BSYNC are inside the loop."""
+    body = """float sum = 0;
+for (int n = 0; n < 8; n++) { int h = i / 8 + n - 2; if (h < 0 || h > 7) continue;
+for (int j = 0; j < 3; j++) { int v = i % 8 + j - 1; if (v < 0 || v > 7) continue;
+sum += x[h * 8 + v]; } }
+y[i] = sum;"""
+    by_line = {one.line: one for one in run(body, programs).lines}
+    # In two blocks, the first warp has rows 0 to 3, in the image for all n; the second 4 to 7, for n up to 5.
+    assert by_line[8].global_loads == 2 * 3 * (8 + 6)
+
+
 def test_hints_name_the_costliest_lines(programs: Path) -> None:
     body = """__shared__ float s[32][32];
 for (int n = 0; n < 20; n++) s[i % 32][n] = 1;
@@ -303,6 +315,7 @@ SIDES = {
     "the host's random numbers": ("", "y[i] = x[i] + rand();", 'function("rand")'),
     "a check": ("", "y[i] = 0;\nCHECK_EQ(x[i], 0);", 'function("CHECK_EQ")'),
     "a stream": ("", "y[i] = 0;\nstd::cout << x[i];", 'function("cout")'),
+    "memory of a kernel's own": ("", "float *s = new float[2];  // x[i]", "memory that a kernel allocates (new)"),
     "functions that CUDA has": (
         "",
         "constexpr int two = std::max(1, 2); float s[std::min(3, 4)] = {std::sqrt(x[i])};\n"

@@ -1,13 +1,12 @@
 // What a GPU's load and store units would do: the accesses of a warp's lanes, joined into requests.
 //
-// Each lane's events wait in its own queue. A step takes the lanes that are in the first block by control_flow.cpp's order,
-// those deeper in calls first. Accesses of one step are one request.
+// Each lane's events wait in its own queue. A step takes the lanes that are at the lowest place of the program's control
+// flow (control_flow.h), those deeper in calls first. Accesses of one step are one request.
 #include <algorithm>
 #include <cstdio>
-#include <tuple>
 #include <unordered_map>
 
-#include "internal.h"
+#include "control_flow.h"
 
 namespace emulator {
 
@@ -144,7 +143,15 @@ void pair(std::vector<Request> &all) {
     all.clear();
 }
 
-int orders[MOST_THREADS][MOST_DEPTH];  // of the basic block that a thread is in, by depth of calls
+std::vector<Place> places[MOST_THREADS];  // by depth of calls
+bool entered[MOST_THREADS];               // whether the place is that of the next event, a basic block
+
+// Whether an event precedes another one, given the lanes' places.
+bool goes_first(const Event &a, const Place &at_a, const Event &b, const Place &at_b) {
+    if (a.depth != b.depth) return a.depth > b.depth;
+    if (at_a.hash != at_b.hash) return at_a.numbers < at_b.numbers;
+    return a.code < b.code;
+}
 
 // Take the second half of a vector of 16 bytes, if each of the lanes has it next. Returns the bytes of the request.
 int join_halves(const Request &request, int bytes, int first) {
@@ -172,7 +179,7 @@ void merge(int warp) {
     order_blocks();
     for (;;) {
         const Event *least = nullptr;
-        int least_order = 0;
+        const Place *place = nullptr;
         for (int i = first; i < last; i++) {
             const Thread &thread = threads[i];
             if (thread.first_event == thread.events.size()) {
@@ -180,21 +187,23 @@ void merge(int warp) {
                 continue;
             }
             const Event &next = thread.events[thread.first_event];
-            int &order = orders[i][next.depth];
-            if (next.operation == BLOCK) order = order_of(next.address);
-            const auto key = [](const Event &event, int order) { return std::tuple(-int(event.depth), order, event.code); };
-            if (!least || key(next, order) < key(*least, least_order)) least = &next, least_order = order;
+            std::vector<Place> &calls = places[i];
+            if (calls.size() != next.depth + 1u) calls.resize(next.depth + 1);
+            if (next.operation == BLOCK && !entered[i]) calls.back().enter(next.code), entered[i] = true;
+            if (!least || goes_first(next, calls.back(), *least, *place)) least = &next, place = &calls.back();
         }
         if (!least) break;
         const Event event = *least;
+        const uint64_t hash = place->hash;
         Request request{event.code, 0, event.operation, {}};
         for (int i = first; i < last; i++) {
             Thread &thread = threads[i];
             if (thread.first_event == thread.events.size()) continue;
             const Event &next = thread.events[thread.first_event];
-            if (next.code != event.code || next.depth != event.depth) continue;
+            if (next.code != event.code || next.depth != event.depth || places[i].back().hash != hash) continue;
             request.lanes |= 1u << (i - first);
             request.address[i - first] = next.address;
+            entered[i] = false;
             if (++thread.first_event == thread.events.size()) thread.events.clear(), thread.first_event = 0;
         }
         if (event.operation == BLOCK) {
@@ -220,6 +229,7 @@ void merge(int warp) {
 }
 
 void end_of_block() {
+    for (int i = 0; i < thread_count; i++) places[i].clear(), entered[i] = false;
     for (Warp &warp : warps) warp.active = 0, warp.last_code = 0, warp.shared.clear();
 }
 

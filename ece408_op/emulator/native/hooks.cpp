@@ -1,7 +1,7 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
 #include <cstdio>
 
-#include "internal.h"
+#include "control_flow.h"
 
 namespace emulator {
 
@@ -105,7 +105,7 @@ extern "C" void __sanitizer_cov_trace_pc() {
     if (!in_kernel || !counting) return;
     const InRuntime scope;
     Thread &thread = threads[current];
-    const int block = found_edge(thread.previous[thread.depth], last_code);
+    found_edge(thread.previous[thread.depth], last_code);
     thread.previous[thread.depth] = last_code;
-    add(thread, last_code, BLOCK, 0, block);
+    add(thread, last_code, BLOCK, 0, 0);
 }

@@ -17,7 +17,7 @@ struct Event {
     uint16_t depth;  // of calls
     Operation operation;
     uint8_t bytes;
-    uintptr_t address;  // of a BLOCK: its number
+    uintptr_t address;
 };
 
 struct Thread {
@@ -91,11 +91,6 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
                   Operation operation, const void *code);  // writes: of [begin, end), by word
 void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
-
-// control_flow.cpp
-int found_edge(uint32_t from, uint32_t to);  // between basic blocks of a call, from 0: into a function; returns the number of `to`
-void order_blocks();                         // again, if there are new edges
-int order_of(int block);
 
 // counters.cpp
 void merge(int warp);
