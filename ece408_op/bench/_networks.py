@@ -55,6 +55,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
     """
     from ece408_op.models import inference
 
+    os.environ.pop(_SETTING, None)  # MXNet's default
     own = name in files.list_names()
     built_in, pixels, _ = given(name, images, seed)
     rows: list[Row] = []
@@ -128,14 +129,11 @@ def _bound(network: Any, pixels: np.ndarray) -> dict[str, Callable[[], Any]]:
 @contextmanager
 def _without_fusing() -> Iterator[None]:
     """Inside the context, MXNet fuses no operators when it binds a graph."""
-    before = os.environ.get(_SETTING)
     os.environ[_SETTING] = "NONE"
     try:
         yield
     finally:
         del os.environ[_SETTING]
-        if before is not None:
-            os.environ[_SETTING] = before
 
 
 def given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:

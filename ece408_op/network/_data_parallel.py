@@ -32,8 +32,8 @@ class RankGroup:
 
     def __init__(self, gpus: Sequence[Gpu], shares: Sequence[slice], communicator: nccl.Communicator | None) -> None:
         self.gpus, self.shares, self.communicator = gpus, shares, communicator
-        self._barrier = threading.Barrier(len(gpus), self._act, BARRIER_SECONDS)
-        self._items: list[Any] = [None] * len(gpus)
+        self._barrier = threading.Barrier(len(shares), self._act, BARRIER_SECONDS)
+        self._items: list[Any] = [None] * len(shares)
         self._action: Callable[[list[Any]], Any] = len
 
     def run(self, work: Callable[[Rank], Any]) -> list[Any]:

@@ -3,15 +3,16 @@
 Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
 bit, with a copy of what the GPUs have, while they compute; if they differ, the call sends them and computes again.
 
-Where all data is pinned and the outputs fit a staging buffer, the calling thread queues the work of all GPUs without
-waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend for the
-interpreter's lock at each CUDA call.
+Where all data but small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
+all GPUs without waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend
+for the interpreter's lock at each CUDA call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.plugin import op_times
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cuda, pinned
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
@@ -186,7 +187,9 @@ class _Share:
         if len(self.chunked.chunks) == 1:
             self._data = [array.reshape(1, -1) for array in self._data]
         #: Whether all work can be queued without waiting.
-        self.queues = bool(self._pinned) and all(self._pinned) and self._output_bytes() <= STAGING_BYTES
+        small = (array.nbytes < pinned.LEAST_BYTES for array in self._data)  # CUDA copies it at once from any memory
+        ready = any(self._pinned) and all(map(or_, self._pinned, small))
+        self.queues = ready and self._output_bytes() <= STAGING_BYTES
 
     def _output_bytes(self) -> int:
         batch = self.chunked.batches[0]

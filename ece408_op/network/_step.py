@@ -145,6 +145,7 @@ class _Device:
         self._copied: list[Any] = []
         #: Pinned arrays for outputs, None for others.
         self._pinned: list[np.ndarray | None] = []
+        self._end: Any = None
         self.result: Any = None
 
     def queue_inputs(
@@ -189,6 +190,8 @@ class _Device:
         staged, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (staged, outputs))
         Pipeline(self, [Chunk(0, 1)], staged, outputs, most, checks=meanwhile).run(threads)
         cuda.wait("training", self._gpu.pinned_stream)
+        # Not for what is queued behind the computation.
+        cuda.wait("training", self._end)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
@@ -204,7 +207,7 @@ class _Device:
                 if self._first:
                     compile_ahead(lambda: self._compute(self._inputs), self._gpu.device.id)
                 self._outputs, self.result = self._compute(self._inputs)
-            end = self._gpu.stream.record()
+            end = self._end = self._gpu.stream.record()
             for source, target in zip(self._outputs, self._pinned):
                 if target is not None:
                     self._gpu.copy_pinned(target, source.data.ptr, end, out=True)

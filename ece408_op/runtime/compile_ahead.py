@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from . import cuda
+from .thread_pool import parallel_for
 
 #: NVRTC takes some hundred megabytes of memory in each thread.
 _MOST_THREADS = 8
@@ -25,10 +25,12 @@ def compile_ahead(work: Callable[[], object], device: int) -> None:
     finally:
         cuda.listed.reset(token)
 
-    def compile_one(program: cuda.Program) -> None:
+    different = list({(one.source, one.options): one for one in programs if one.source}.values())
+
+    def compile_one(number: int) -> None:
+        program = different[number]
         with cuda.cupy().cuda.Device(device), cuda.reported(program.name):
             cuda.compiled(program, device)
 
-    different = {(one.source, one.options): one for one in programs if one.source}
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
-        list(pool.map(compile_one, different.values()))
+    if different:
+        parallel_for(compile_one, len(different), min(_MOST_THREADS, len(os.sched_getaffinity(0))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from network_case import mx, ndarrays, text_of, values
+from network_fake import Stream
 
 import ece408_op
 from ece408_op import data as fashion
@@ -14,6 +15,7 @@ from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
 from ece408_op.network import _training
 from ece408_op.network._network import parse
+from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -185,6 +187,27 @@ def test_passes_that_a_cuda_graph_repeats(monkeypatch):
         for pair in zip(ours, theirs):
             assert_close(*map(results, pair))
     assert len(captured) == count
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@pytest.mark.parametrize("gradients", ["cpu", "gpu"])
+def test_each_pass_ends_when_its_gpu_has_computed(gradients, monkeypatch):
+    """Its memory may be the next step's, whose copies run on other streams; and its errors are its own."""
+    symbol = small()
+    args, aux = images(symbol)
+    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
+    node, *_ = ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients=gradients)
+    executor = bound(node, args, aux)
+    done, execute, synchronize = [], cuda.execute, Stream.synchronize
+    stream = host_context.gpu(0).stream
+    monkeypatch.setattr(cuda, "execute", lambda *given: done.append("launch") or execute(*given))
+    waits = lambda self: (done.append("wait") if self is stream else None, synchronize(self))  # noqa: E731
+    monkeypatch.setattr(Stream, "synchronize", waits)
+    for run in (lambda: executor.forward(is_train=True), executor.backward):
+        run()
+        mx.nd.waitall()
+        assert "launch" in done and done[-1] == "wait"
+        done.clear()
 
 
 def test_a_loss_beside_an_output_that_is_no_loss():

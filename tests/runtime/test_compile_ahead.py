@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from process import printed
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
@@ -45,7 +46,7 @@ def sources(monkeypatch):
         runtime=SimpleNamespace(CUDARuntimeError=OSError),
     )
     monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(RawModule=RawModule, cuda=gpu))
-    monkeypatch.setattr("os.cpu_count", lambda: TOGETHER)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(TOGETHER))
     return found
 
 
@@ -80,6 +81,33 @@ def test_a_source_that_does_not_compile_is_named_each_time(sources):
     # Launches are launches again.
     with pytest.raises(DeviceError, match="mine: expected the source to compile"):
         cuda.prepared_launch(_program("test_compile_ahead wrong"), 1, {"x": SimpleNamespace(device=_Device())})
+
+
+def test_programs_are_compiled_while_the_interpreter_exits():
+    """A network's first call may still be pending then: no thread can be started."""
+    assert printed("-c", _EXIT) == "compiled one\ncompiled other\n"
+
+
+_EXIT = """
+import atexit
+from contextlib import nullcontext
+from types import SimpleNamespace
+from ece408_op.runtime import cuda
+from ece408_op.runtime.compile_ahead import compile_ahead
+from ece408_op.runtime.launch import Plan
+
+cuda.cupy = lambda: SimpleNamespace(cuda=SimpleNamespace(Device=lambda number: nullcontext()))
+compiled = []
+cuda.compiled = lambda program, device: compiled.append(program.name)
+
+@atexit.register
+def at_exit():
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
+    programs = [cuda.Program(name, name, (), plan) for name in ("one", "other")]
+    arrays = {"x": SimpleNamespace(device=None)}
+    compile_ahead(lambda: [cuda.execute(program, 1, arrays, None) for program in programs], 0)
+    print(*(f"compiled {name}" for name in sorted(compiled)), sep="\\n")
+"""
 
 
 class _Device(nullcontext):
