@@ -11,12 +11,11 @@ import hashlib
 import http.client
 import math
 import os
-import shutil
 import sys
+import time
 import urllib.request
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -38,13 +37,15 @@ PROJECT_FOLDER = Path(__file__).resolve().parent
 #: The authors' server.
 URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 
-#: Seconds to wait for a connection, and for each packet.
-TIMEOUT = 5.0
+#: Seconds to wait for a connection and for each packet; and the fewest bytes per second after those.
+TIMEOUT, LEAST_RATE = 5.0, 10_000
 
 #: Rows, and columns, of the published images.
 ORIGINAL_SIZE = 28
 
 _GZIP_MAGIC = b"\x1f\x8b"
+#: The most bytes of a download to read at a time.
+_CHUNK = 1 << 16
 
 #: At most 120 characters, so it does not list the places that were searched.
 SAMPLE_NOTICE = (
@@ -250,17 +251,23 @@ def _read(path: Path, file: PublishedFile) -> np.ndarray:
 
 def _cached_or_downloaded(cache: Path, file: PublishedFile) -> np.ndarray:
     """Return the file's array from the cache folder; download a missing or damaged file."""
-    with suppress(DataError):
+    damaged = ""
+    try:
         arrays = _read_folder(cache, [file])
         if arrays is not None:
             return arrays[0]
+    except DataError as error:
+        damaged = f"; {error}"
     name = f"{file.name}.gz"
     try:
         with replacing(cache / name) as copy:
             _download(name, copy)
-            return _read(Path(copy.name), file)
-    except (DataError, OSError, http.client.HTTPException) as error:
-        raise DataError(f"{URL}{name}: {error}") from error
+            try:
+                return _read(Path(copy.name), file)
+            except DataError as error:
+                raise DataError("the server sent another file, or not all of it") from error
+    except (DataError, OSError, ValueError, http.client.HTTPException) as error:
+        raise DataError(f"{URL}{name}: {error}{damaged}") from error
 
 
 def _download(name: str, target: BinaryIO) -> None:
@@ -270,6 +277,12 @@ def _download(name: str, target: BinaryIO) -> None:
     request = urllib.request.Request(f"{URL}{name}", headers={"User-Agent": "ece408-op"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         size = int(response.headers.get("Content-Length", 0)) or None
-        with tqdm.wrapattr(response, "read", total=size, desc=f"Downloading {name}") as body:
-            shutil.copyfileobj(body, target)
+        start, received = time.monotonic(), 0
+        with tqdm(total=size, desc=f"Downloading {name}", unit="B", unit_scale=True) as bar:
+            while chunk := response.read1(_CHUNK):
+                target.write(chunk)
+                bar.update(len(chunk))
+                received += len(chunk)
+                if time.monotonic() - start > TIMEOUT + received / LEAST_RATE:
+                    raise DataError(f"expected {LEAST_RATE} bytes per second, got {received} in all")
     target.flush()

@@ -31,6 +31,7 @@ example:
   ece408-lab new-forward.h --layer 1x28x28x50x5 --images 100
 
 A .cu or .cuh file is emulated where there is no GPU: its output is checked, and its accesses to memory are counted.
+A .py file with a CudaKernel needs a GPU.
 exit codes: 0 right, 1 wrong or failed, 2 usage, 3 this machine can't"""
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ece408_op import emulator
 from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain
 from ece408_op.core.source_lines import line_of
+from ece408_op.errors import DeviceError
 from ece408_op.problem import NETS, TERMS, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import EndedError, runner, sources
@@ -82,7 +83,10 @@ def check(request: Request) -> Checked:
             raise EndedError("unsupported", f"{where}: {words}, got {later[0]}")
         if emulated:
             if request.path.suffix.lower() == ".py":
-                raise EndedError("unsupported", "a CudaKernel in Python needs a GPU: .cu and .cuh files are emulated")
+                raise DeviceError(
+                    f"{request.path}: a CudaKernel in Python is not emulated: expected a .cu or .cuh file, or a GPU "
+                    "and no --emulate"
+                )
             program = emulator.compile(request.path)
             for entry, _ in emulate(program, problems, result):
                 _add(result, entry)

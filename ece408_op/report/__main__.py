@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ece408-report: interrupted; the same command continues", file=sys.stderr)
         return INTERRUPTED
-    except (Ece408Error, OSError) as error:
+    except (Ece408Error, OSError, BrokenProcessPool) as error:
         print(f"ece408-report: {error}", file=sys.stderr)
         return CANNOT if isinstance(error, (DeviceError, MXNetImportError)) else FAILED
     print(options.out / PAGE)

@@ -243,7 +243,7 @@ def magnitude_weights(w: np.ndarray) -> np.ndarray:
 def bound(problem: ConvProblem) -> float:
     """Return the largest |y - exact| as a share of the sum of |x| times ``magnitude_weights``.
 
-    A class has no more than a quarter of a plain sum's products. Each takes part in a few roundings besides the class's
+    A class has less than half of a plain sum's products. Each takes part in a few roundings besides the class's
     additions: two of its input, one of its weight, four where classes are added (N. Higham, Accuracy and Stability of
     Numerical Algorithms, section 3.1).
     """

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 import tracemalloc
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -210,11 +211,18 @@ class Faulty(BaseHTTPRequestHandler):
             self.send_error(404, "Not here")
             return
         self.send_response(200)
+        if self.path.startswith("/length"):
+            self.send_header("Content-Length", "long")
         self.end_headers()
+        with suppress(OSError):  # the caller has gone
+            for _ in range(50 if self.path.startswith("/slow") else 0):
+                self.wfile.write(b"x")
+                time.sleep(0.1)
         if self.path.startswith("/silent"):
             time.sleep(1)
         content = gzip.compress(bytes(99))
-        self.wfile.write(content[:-1] if self.path.startswith("/cut") else content)
+        with suppress(OSError):
+            self.wfile.write(content[:-1] if self.path.startswith("/cut") else content)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +230,10 @@ class Faulty(BaseHTTPRequestHandler):
     [
         ("missing", "HTTP Error 404: Not here"),
         ("silent", "timed out"),
-        ("cut", "cannot be read"),
-        ("other", "not the published train-images"),
+        ("cut", "another file, or not all of it"),
+        ("other", "another file, or not all of it"),
+        ("slow", "expected 10000 bytes per second"),
+        ("length", "invalid literal"),
     ],
 )
 def test_a_failed_download_is_named_and_leaves_no_file(

@@ -196,8 +196,8 @@ def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_cuda_kernel_in_python_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[1] / "submissions" / "python" / "on_the_gpu.py"
-    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
-    assert "on_the_gpu.py, emulated on the CPU, 1 image: unsupported" in capsys.readouterr().out
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 3
+    assert "on_the_gpu.py: a CudaKernel in Python is not emulated" in capsys.readouterr().err
 
 
 @needs_gxx

@@ -88,7 +88,10 @@ def _limits(uniform: bool, problem: ConvProblem, chip: Chip | None = None) -> li
             f"{tiles.LONG_STRIP} outputs for more than {tiles.CACHED_BYTES} bytes, {tiles.SHORT_STRIP} for fewer; got "
             f"{ITEM_BYTES * math.prod(problem.w_shape)} bytes before padding, rows of {problem.output_width}"
         ]
-    return [f"shared memory of a block: a tile of K = {problem.kernel} does not fit {known.shared_bytes} bytes"]
+    return [
+        f"shared memory of a block: {known.shared_bytes} bytes do not fit rows of "
+        f"{problem.output_width} outputs of K = {problem.kernel}"
+    ]
 
 
 def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
