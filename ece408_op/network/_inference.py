@@ -88,9 +88,9 @@ class Inference:
 
         parameters returns addresses: to make views of hundreds of arrays would take a millisecond. outputs returns the
         outputs, which share no memory with the data, nor with the parameters if not all data is pinned. Both, and the
-        functions ``meanwhile``, are called once the data is on its way, if the GPUs have what they need, since that
-        takes as long as the first copy. pinned: whether each array of data is. Raises ProblemError as ``shares``, and
-        DeviceError, which names the GPU, if one fails or has no memory for one image.
+        functions ``meanwhile``, are called once the first copies are queued, if the GPUs have what they need, since
+        that takes as long as these copies. pinned: whether each array of data is. Raises ProblemError as ``shares``,
+        and DeviceError, which names the GPU, if one fails or has no memory for one image.
         """
         found = shares(self._engines[0], data, len(self._engines))
         numbers = [self._numbers[gpu] for gpu, _ in found]

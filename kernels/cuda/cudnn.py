@@ -37,7 +37,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.launch import Chip, LibraryCall, Plan, round_up
 
-#: Bytes of which addresses of tensors are multiples.
+#: The alignment of tensors' addresses, in bytes.
 _ALIGNMENT = 16
 _EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13")
 #: The most scratch memory of a plan, in bytes.

@@ -71,7 +71,7 @@ CASES = [
     (ImplicitGemmTile, (2, 5, 11, 14, 30, 3), LARGE, {"row_accumulators": 1}),
     (ImplicitGemmTile, (7, 4, 12, 12, 12, 3), ALONE, {"tile_images": 2, "bulk_store": True}),
 ]
-#: Layers of which several candidate tiles are tried.
+#: Layers that are tried with several candidate tiles.
 LAYERS = [
     (OneChannelTile, (4, 1, 28, 28, 50, 5), LARGE),
     (OneChannelTile, (2, 1, 40, 64, 6, 7), SMALL),
