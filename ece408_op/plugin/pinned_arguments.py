@@ -37,9 +37,10 @@ def _pin(executor: Any) -> None:
         # The executor's own objects, by address; each becomes what pins it.
         found = executor._ece408_pinned = dict(zip(bridge.addresses(arrays), arrays))
     for address in found.keys() & pinned.wanted.keys():
-        size = pinned.wanted.pop(address, 0)
-        if size and not isinstance(found[address], pinned.Pinned):
-            found[address] = pinned.Pinned(found[address], address, size)
+        size, owner = pinned.wanted.pop(address, 0), found[address]
+        if size and not isinstance(owner, pinned.Pinned):
+            # What was copied may have been freed, and this array be a smaller one in its place.
+            found[address] = pinned.Pinned(owner, address, min(size, ITEM_BYTES * owner.size))
 
 
 __all__ = ("install",)

@@ -13,6 +13,7 @@ from network_fake import Gpu, Stream
 
 import ece408_op
 from ece408_op.network import engine
+from ece408_op.plugin import bridge
 from ece408_op.runtime import c_calls, pinned
 
 S = mx.sym
@@ -107,6 +108,17 @@ def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
         assert time.monotonic() < end
         gc.collect()
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_no_more_is_pinned_than_an_argument_has(gpu):
+    """What a call copied before may have been freed, and an argument of another executor be in its place."""
+    ours, _ = bound(2, [0])
+    memory = ours.arg_dict["data"].asnumpy()
+    (at,) = bridge.addresses([ours.arg_dict["data"]])
+    pinned.wanted[at] = 10 * memory.nbytes
+    ours.forward(is_train=False)[0].wait_to_read()
+    assert Gpu.registered[at] == memory.nbytes
 
 
 def test_calls_with_arrays_of_their_own_pin_nothing(gpu, uses):
