@@ -5,14 +5,13 @@ import pytest
 from gpu_case import require_gpu
 from network_case import WAYS, computing
 
-from ece408_op.network import engine
-
 
 @pytest.fixture(params=WAYS[:2])
 def way(request):
     """Compute on NumPy in place of CuPy, and on a GPU."""
     with computing(request.param):
         yield request.param
+    network_fake.forget()
 
 
 @pytest.fixture(params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -24,4 +23,4 @@ def gpu(request):
     else:
         require_gpu()
         yield request.param
-        engine.clear()
+        network_fake.forget()

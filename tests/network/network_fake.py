@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import numpy_operators
 
-from ece408_op.network import _dense, _updates, engine, trainer
+from ece408_op.network import _dense, _gpu_update, _updates, engine, trainer
 from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Function
@@ -349,6 +349,13 @@ def launched(self, graph):
     graph.launch(self.gpu.stream)
 
 
+def forget():
+    """Forget networks, and the addresses of this test's arrays, where a later test's may lie."""
+    engine.clear()
+    _gpu_update.pending.clear()
+    pinned.wanted.clear()
+
+
 @contextmanager
 def installed():
     """Have the package use this GPU under the number 0, and others like it; yields it. Networks do not stay."""
@@ -360,7 +367,7 @@ def installed():
             gpus[number] = Gpu(number=number)
         return gpus[number]
 
-    engine.clear()
+    forget()
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
@@ -385,5 +392,4 @@ def installed():
             if "mxnet" in sys.modules:
                 with suppress(Exception):
                     sys.modules["mxnet"].nd.waitall()
-            pinned.wanted.clear()  # a later test's arrays may lie at these addresses
-    engine.clear()
+    forget()

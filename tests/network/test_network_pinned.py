@@ -33,7 +33,6 @@ def uses(monkeypatch):
 
     monkeypatch.setattr(pinned, "LEAST_BYTES", 4)
     monkeypatch.setattr(pinned, "using", noted)
-    pinned.wanted.clear()
     return found
 
 

@@ -77,7 +77,6 @@ def test_a_gluon_trainer_with_frozen_parameters_and_a_layer_outside(tmp_path):
 
 
 def test_gradients_on_the_gpu_are_nan_and_used_once():
-    _gpu_update.pending.clear()  # of networks that other tests have not updated
     node, args, aux = network("gpu")
     found = module(node, args, aux, "gpusgd", {})
     before = {name: array.asnumpy() for name, array in found.get_params()[0].items()}
@@ -178,7 +177,6 @@ def test_an_older_gradient_for_the_same_arrays_is_never_used():
     update(0, gradient, weight)
     with pytest.raises(ProblemError, match="expected gradients as the network's last backward pass left them"):
         mx.nd.waitall()
-    _gpu_update.pending.clear()
 
 
 def test_sgd_without_momentum_keeps_nothing_of_a_step():
@@ -278,7 +276,6 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
     update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
     assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
-    _gpu_update.pending.clear()
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
