@@ -206,7 +206,7 @@ def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
         while not process.stdout.readline().startswith("Loading model... done"):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "m2.py: interrupted"
     assert "Traceback" not in errors
@@ -232,7 +232,7 @@ commands.import_module = interrupted
 commands.{}()
 """
 AT_EXIT = """
-atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(600)))
 sys.exit(commands.guard("tool", lambda: 0))
 """
 
@@ -247,7 +247,7 @@ import atexit, os, signal, sys, time
 from ece408_op import commands
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {code}"""
-    done = python("-c", code, timeout=50)
+    done = python("-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
 
 

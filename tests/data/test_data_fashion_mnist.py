@@ -11,7 +11,6 @@ import os
 import re
 import struct
 import threading
-import time
 import tracemalloc
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -201,7 +200,9 @@ def test_damaged_download_is_fetched_again(server: Path, tmp_path: Path) -> None
 
 
 class Faulty(BaseHTTPRequestHandler):
-    """A server with the fault that the URL names."""
+    """A server with the fault that the URL names; ``gone`` is set when nobody reads any more."""
+
+    gone = threading.Event()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -215,11 +216,10 @@ class Faulty(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "long")
         self.end_headers()
         with suppress(OSError):  # the caller has gone
-            for _ in range(50 if self.path.startswith("/slow") else 0):
+            while self.path.startswith("/slow") and not self.gone.wait(0.02):
                 self.wfile.write(b"x")
-                time.sleep(0.1)
         if self.path.startswith("/silent"):
-            time.sleep(1)
+            self.gone.wait(60)
         content = gzip.compress(bytes(99))
         with suppress(OSError):
             self.wfile.write(content[:-1] if self.path.startswith("/cut") else content)
@@ -243,9 +243,12 @@ def test_a_failed_download_is_named_and_leaves_no_file(
         threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{http.server_address[1]}/{fault}/"
         monkeypatch.setattr(_fashion_mnist, "URL", url)
-        monkeypatch.setattr(_fashion_mnist, "TIMEOUT", 0.3)
+        if reason in ("timed out", "expected 10000 bytes per second"):
+            monkeypatch.setattr(_fashion_mnist, "TIMEOUT", 1.0)
+        Faulty.gone.clear()
         with pytest.raises(DataError, match=f"{url}train-images-idx3-ubyte.gz: .*{reason}"):
             load_training()
+        Faulty.gone.set()
         http.shutdown()
     assert not list((tmp_path / "cache/ece408-op").iterdir())
 

@@ -65,7 +65,7 @@ else:
 
 @pytest.mark.parametrize("words", [[], ["before", "fork"], ["daemon"]], ids=" ".join)
 def test_calls_at_exit_and_in_a_forked_child_end(words):
-    lines = printed("-c", AT_EXIT, *words, timeout=60).split()
+    lines = printed("-c", AT_EXIT, *words).split()
     if "daemon" in words:
         assert set(lines) == {"during"}
     else:

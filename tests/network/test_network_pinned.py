@@ -102,7 +102,7 @@ def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
         ours.forward(is_train=False)[0].wait_to_read()
     assert [size for at, size in Gpu.registered.items() if at not in others] == [4 * 7 * 2 * 8 * 8]
     del ours
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not Gpu.registered.keys() <= others.keys():  # MXNet's threads free the operator
         assert time.monotonic() < end
         gc.collect()

@@ -217,7 +217,7 @@ class WaitingProp(mx.operator.CustomOpProp):
     def create_operator(self, *_):
         class Waiting(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
-                WaitingProp.given.wait(60)
+                WaitingProp.given.wait(300)
                 self.assign(out_data[0], req[0], in_data[0])
 
         return Waiting()
@@ -229,7 +229,7 @@ def test_a_call_does_not_wait_for_what_it_is_given(late):
     given = {"data": mx.nd.array(X), "weight": mx.nd.array(W)}
     WaitingProp.given.clear()
     given[late] = mx.nd.Custom(given[late], op_type="test_waiting")
-    timer = threading.Timer(30, WaitingProp.given.set)
+    timer = threading.Timer(200, WaitingProp.given.set)
     timer.start()
     y = ece408_op.New(**given, kernel=(3, 3), num_filter=32)
     timer.cancel()

@@ -21,7 +21,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
 
     def work(part: int) -> None:
         try:
-            everybody.wait(timeout=20)
+            everybody.wait(timeout=60)
         except threading.BrokenBarrierError:
             broken.append(part)
 
@@ -41,14 +41,15 @@ def test_every_part_is_done_once():
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_no_more_threads_than_asked_for_work_at_once(threads):
-    lock, working, most = threading.Lock(), 0, 0
+    lock, working, everybody, most = threading.Lock(), 0, threading.Barrier(threads, timeout=60), 0
 
     def work(part):
         nonlocal working, most
         with lock:
             working += 1
             most = max(most, working)
-        time.sleep(0.01)
+        everybody.wait()
+        time.sleep(0.001)
         with lock:
             working -= 1
 
@@ -88,7 +89,7 @@ def test_an_error_keeps_nothing_without_a_garbage_collection():
         with contextlib.suppress(ValueError):
             parallel_for(work, 2, 2)
         # A helper may still leave the handler of its error.
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while any(one() for one in kept) and time.monotonic() < end:
             time.sleep(0.001)
         assert [one() for one in kept] == [None, None]
