@@ -50,9 +50,9 @@ def float32_bound(problem: ConvProblem) -> float:
     return sum_bound(problem.products)
 
 
-def sum_bound(n: int) -> float:
-    """Return the bound of ``float32_bound`` for n products; infinite where it says nothing, from n = 2^24 on."""
-    return n * EPS32 / (1 - n * EPS32) if n * EPS32 < 1 else math.inf
+def sum_bound(n: int, eps: float = EPS32) -> float:
+    """Return the bound of ``float32_bound`` for n products, u = ``eps``; infinite where it says nothing, from 1 / u."""
+    return n * eps / (1 - n * eps) if n * eps < 1 else math.inf
 
 
 def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
@@ -64,8 +64,7 @@ def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[Con
     """
 
     def bound(problem: ConvProblem) -> float:
-        n = problem.products
-        return (1 + eps) ** 2 * (1 + n * eps_sum / (1 - n * eps_sum)) - 1
+        return (1 + eps) ** 2 * (1 + sum_bound(problem.products, eps_sum)) - 1
 
     return bound
 

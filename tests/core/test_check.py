@@ -7,7 +7,8 @@ import pytest
 
 from ece408_op.core import check, reference
 from ece408_op.core.check import compare
-from ece408_op.core.kernel import float32_bound
+from ece408_op.core.kernel import float32_bound, reduced_precision_bound
+from ece408_op.kernels import KERNELS
 from ece408_op.kernels.cpu import im2col
 from ece408_op.kernels.cuda import cudnn
 from ece408_op.problem import ConvProblem
@@ -223,3 +224,14 @@ def test_a_wrong_element_of_a_gradient_is_found_and_named(kind, groups):
     right[4, -1, 2, 0] += 1
     assert compare(right).scaled > float32_bound(problem)
     assert f"worst element [4, {right.shape[1] - 1}, 2, 0]: " in str(compare(right))
+
+
+def test_no_bound_of_a_longer_sum_is_smaller_and_none_is_negative():
+    layer = ConvProblem(1, 2, 3, 3, 4, 1)
+    bounds = {kernel.error_bound for kernel in KERNELS if not kernel.not_supported_reasons(layer)}
+    assert len(bounds) >= 5
+    sizes = [2**n for n in range(10, 27, 2)]
+    for bound in (*bounds - {cudnn.KERNEL.error_bound}, reduced_precision_bound(2.0**-11, 2.0**-11)):
+        found = [bound(ConvProblem(1, channels, 1, 1, 1, 1)) for channels in sizes]
+        assert found == sorted(found)
+        assert found[0] > 0

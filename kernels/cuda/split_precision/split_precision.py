@@ -37,7 +37,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
+from ece408_op.core.kernel import CudaKernel, reduced_precision_bound, sum_bound
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
@@ -79,9 +79,9 @@ _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227
 
 def split_bound(problem: ConvProblem) -> float:
     """Return the largest |y - exact| as a share of sum |x||w|, as derived above."""
-    n = problem.products * (_EPS_SUM * (1 + 2.0**-9) + 2.0**-24 / 96)
+    sums = sum_bound(problem.products, _EPS_SUM * (1 + 2.0**-9) + 2.0**-24 / 96)
     corrections = ((_TRUNCATION_BIAS + _SAME_SIGN_BIAS_PER_PRODUCT) * problem.products + 1) * 2.0**-23
-    return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + corrections
+    return (3 + 2.0**-9) * 2.0**-22 + sums + 2.0**-22 + corrections
 
 
 def plain_convolution(problem: ConvProblem) -> ConvProblem:
