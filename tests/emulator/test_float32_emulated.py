@@ -81,7 +81,7 @@ def test_gradients_of_special_values_are_right(kernel, operand, value, programs:
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), ALONE
     problem = plain.data_gradient if plain.data_gradient.needs <= kernel.features else plain.weight_gradient
     both = operands(problem)
-    both[operand][1, 2, 1, 2] = value
+    both[operand][1, 2, 0, 2] = value  # of y, it meets padding
     assert_right([(kernel, problem, kernel.plan(problem, chip, 16))], programs, inputs=[both], check_races=False)
 
 

@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Compute one weight in float64, for a channel or filter that contains an infinity or a NaN.
+// Compute one weight in float64, for a channel or filter that contains an infinity or a NaN. Padding counts as zeros.
 __device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
     double sum = 0;
     for (int image = 0; image < images; image++)
@@ -203,9 +203,9 @@ __device__ __noinline__ float weight_in_float64(const float *x, const float *y, 
                             tap / Config::kernel_width * Config::dilate_height;
             const int column = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width +
                                tap % Config::kernel_width * Config::dilate_width;
-            if (unsigned(row) >= Config::height || unsigned(column) >= Config::width) continue;
-            sum += double(x[image * IMAGE + c * (long long)AREA + row * Config::width + column]) *
-                   double(y[image * OUTPUTS + m * (long long)OUTPUT_AREA + pixel]);
+            const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
+            const long long at = image * IMAGE + c * (long long)AREA + row * Config::width + column;
+            sum += (inside ? double(x[at]) : 0.0) * double(y[image * OUTPUTS + m * (long long)OUTPUT_AREA + pixel]);
         }
     return float(sum);
 }
