@@ -64,13 +64,13 @@ class Backward:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        deferred: Mapping[int, tuple[int, np.ndarray]],
+        deferred: Mapping[int, np.ndarray],
     ) -> None:
         self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
         self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
         #: Gradients to data and labels, whose images each GPU has its share of.
         self._images = {number: array for number, array in targets.items() if number not in self._parameters}
-        self.summed = {**self._parameters, **{number: array for number, (_, array) in deferred.items()}}
+        self.summed = {**self._parameters, **deferred}
         #: The numbers of the sums that each rank gets.
         self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
         self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)

@@ -44,9 +44,9 @@ class Deferred(NamedTuple):
     owner: Any
 
 
-#: Deferred gradients of each of the last backward passes by the addresses of all its parameters: networks whose update
-#: never comes do not keep the GPU's memory.
-pending: BoundedDict[tuple[Addresses, ...], dict[Addresses, Deferred]] = BoundedDict(16)
+#: Deferred gradients of each of the last backward passes by the addresses of all their arrays: networks whose update
+#: never comes do not keep the GPU's memory. Not by the parameters': a KVStore updates its own copies of these.
+pending: BoundedDict[tuple[int, ...], dict[int, Deferred]] = BoundedDict(16)
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -57,8 +57,8 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
             bits.fill(_SENTINEL)
 
 
-def defer(gradients: Mapping[Addresses, Deferred]) -> None:
-    """Keep the gradients of one backward pass, whose arrays are marked, for ``update``."""
+def defer(gradients: Mapping[int, Deferred]) -> None:
+    """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
     if gradients:
         pending.pop(tuple(gradients), None)
         pending[tuple(gradients)] = dict(gradients)
@@ -152,7 +152,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
         one.state.pin(one.parameter, one.host)
-    taken = _take([one.host.addresses for one in operands])
+    taken = _take([one.host.addresses[1] for one in operands])
     deferred = [
         gradient if _is_deferred(gradient, one.host.bits, once) else None
         for gradient, one, once in zip(taken, operands, written_once)
@@ -198,7 +198,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _take(several: Sequence[Addresses]) -> list[Deferred | None]:
+def _take(several: Sequence[int]) -> list[Deferred | None]:
     """Remove all pending gradients at these addresses; return the newest ones."""
     found: list[Deferred | None] = [None] * len(several)
     for key, deferred in list(pending.items()):

@@ -168,9 +168,8 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         )
         #: The shapes of the parameters, by number: to ask MXNet's arrays for theirs takes microseconds.
         self._shapes = {number: network.shape(number) for number in network.parameters}
-        #: The last forward pass in training, the trainer's own, and the addresses of its parameters.
+        #: The last forward pass in training, the trainer's own.
         self._before: Any = None
-        self._addresses: list[int] = []
         #: Whether its batch was empty.
         self._empty = False
 
@@ -204,7 +203,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         with pinned.using(data, wants=True) as flags:
             if trainer:
                 # MXNet knows that the forward pass changes states, not that the backward pass would.
-                self._addresses, targets = addresses(), filled()[1]
+                targets = filled()[1]
                 views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
                 states = {number: view for number, view in views.items() if number in network.states}
                 given = data, [*views.values()], targets, states, _seed(in_data[count:]), flags
@@ -249,14 +248,13 @@ class NetworkOp(fast_custom_op.FastCustomOp):
                 "backward: expected a forward pass with is_train=True before (in Gluon, autograd.record with "
                 "train_mode=True), got none"
             )
-        deferred: dict[int, tuple[int, np.ndarray]] = {}
+        deferred: dict[int, np.ndarray] = {}
         if self._leaves_gradients:
-            at = dict(zip(network.parameters, self._addresses))
             for number in parameters:
                 if requests[number] == "add":
                     name = network.graph.nodes[number].name
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
-                deferred[number] = at[number], gradients.pop(number)
+                deferred[number] = gradients.pop(number)
         targets = {
             number: np.empty_like(gradient) if requests[number] == "add" else gradient
             for number, gradient in gradients.items()

@@ -132,17 +132,17 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        deferred: Mapping[int, tuple[int, np.ndarray]],
+        deferred: Mapping[int, np.ndarray],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Fill the gradients to variables, ``targets`` by number, and defer others on the GPUs for the update.
 
         Those to parameters are the sums over all GPUs. labels: in the network's order. gradients: to the outputs, by
-        position. deferred: by number, the parameter's address on the host and the gradient's array. A variable that no
-        gradient reaches gets zeros. Raises DeviceError as ``forward``.
+        position. deferred: the gradients' arrays by number. A variable that no gradient reaches gets zeros. Raises
+        DeviceError as ``forward``.
         """
         one = Backward(self.network, before, labels, gradients, targets, deferred)
-        checks = [lambda: mark(array for _, array in deferred.values()), *meanwhile]
+        checks = [lambda: mark(deferred.values()), *meanwhile]
 
         def compute_share(rank: Rank, graphs: Graphs | None) -> Gradients:
             operators = self._operators[rank.number].of(rank)
@@ -169,8 +169,8 @@ class Trainer:
         arrays = {number: found[owner].gradients[number] for number, owner in owners.items()}
         defer(
             {
-                (at, address(array)): Deferred(gpus[owners[number]], arrays[number], memory)
-                for number, (at, array) in deferred.items()
+                address(array): Deferred(gpus[owners[number]], arrays[number], memory)
+                for number, array in deferred.items()
             }
         )
 

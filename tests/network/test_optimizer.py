@@ -35,6 +35,23 @@ def network(gradients="cpu"):
     return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients=gradients)[0], args, aux
 
 
+def test_a_kvstore_that_updates(tmp_path):
+    """As in MXNet's examples, which make one for Module.fit; its parameters are copies of the network's."""
+
+    def trained(symbol, rule):
+        found = module(symbol, args, aux, rule, {})
+        store, words = mx.kv.create("local"), {**RULES["momentum"][1], "rescale_grad": 1 / 6}
+        found.init_optimizer(kvstore=store, optimizer=rule, optimizer_params=words, force_init=True)
+        steps(found, [6] * 2)
+        found.save_optimizer_states(str(tmp_path / rule))
+        found.load_optimizer_states(str(tmp_path / rule))
+        return steps(found, [6] * 2)
+
+    symbol, args, aux = network(None)
+    for got, expected in zip(trained(network("gpu")[0], "gpusgd"), trained(symbol, "sgd")):
+        assert_close(got, expected)
+
+
 @pytest.mark.parametrize("gradients", ["gpu", "cpu"])
 @pytest.mark.parametrize("rule", RULES)
 def test_parameters_are_mxnets(rule, gradients):
