@@ -91,6 +91,8 @@ class State:
         self._pinned: tuple[int, Pinned | None] = 0, None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
         self.examined: tuple[Any, Any] = None, None
+        #: MXNet's variables for their memory, if they can be read.
+        self.variables: tuple[int, int] | None = None
 
     @property
     def shapes(self) -> list[Shape]:

@@ -69,6 +69,8 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             name = type(self).__name__
             raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
         state.examined = weight, gradient
+        if array_version.is_readable():  # its trial must not run in MXNet's threads
+            state.variables = array_version.variable_of(weight), array_version.variable_of(gradient)
 
     def _check(self, array: Any, shape: tuple[int, ...], words: str) -> None:
         """Raise ProblemError for another array than a dense float32 one of this shape in mx.cpu()."""
@@ -76,6 +78,18 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             expected = f"{type(self).__name__}: expected float32 {words}, dense, in mx.cpu(), of shape {shape}"
             got = f"{np.dtype(array.dtype).name}, {array.stype}, in {array.context}, of shape {array.shape}"
             raise ProblemError(f"{expected}, got {got}")
+
+    def _check_apart(self, variables: Sequence[tuple[int, int]]) -> None:
+        """Raise ProblemError for parameters of one call that share memory with others or with gradients.
+
+        MXNet's engine would wait for ever: the call would wait for itself.
+        """
+        parameters = {parameter for parameter, _ in variables}
+        if len(parameters) < len(variables) or any(gradient in parameters for _, gradient in variables):
+            raise ProblemError(
+                f"{type(self).__name__}: expected parameters that share no memory with another one or a gradient of "
+                "the call, got views of one array or one array twice; update copies, or views in calls of their own"
+            )
 
     create_state_multi_precision = create_state
 
@@ -87,13 +101,13 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             self._examine(weight_, gradient, one)
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
+        self._check_apart([one.variables for one in states if one.variables])
         places = zip(_addresses(weights, states), _addresses(gradients, states))
         hosts = [one.host_arrays(pair) for one, pair in zip(states, places)]
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
-        array_version.is_readable()  # its trial must not run in MXNet's threads
         rule, operands = self._rule(), list(map(Operand, weights, gradients, hosts, states, rates, decays))
         engine_queue.queue(lambda: update(rule, operands), gradients, weights, type(self).__name__)
 

@@ -33,6 +33,11 @@ def version_of(array: Any) -> Callable[[], int]:
     return version
 
 
+def variable_of(array: Any) -> int:
+    """Return the address of MXNet's variable for the array's memory, one for all views. Only where it ``is_readable``."""
+    return _word(_word(array.handle.value).value + _VARIABLE).value
+
+
 def _word(address: int) -> ctypes.c_uint64:
     return ctypes.c_uint64.from_address(address)
 
@@ -55,4 +60,4 @@ def is_readable() -> bool:
     return [count - counts[0] for count in counts] == [0, 0, 1, 2]
 
 
-__all__ = ("is_readable", "version_of")
+__all__ = ("is_readable", "variable_of", "version_of")

@@ -237,6 +237,23 @@ def test_arrays_that_do_not_fit_are_refused():
         update(0, mx.nd.zeros(3), mx.nd.zeros(3))
 
 
+@pytest.mark.parametrize("shared", ["parameters", "one twice", "gradient"])
+def test_parameters_that_share_memory_are_refused(shared):
+    """MXNet's engine would wait for ever."""
+    update, arrays, gradients = (
+        mx.optimizer.get_updater(mx.optimizer.create("gpusgd")),
+        mx.nd.ones((2, 3)),
+        mx.nd.ones(3),
+    )
+    weights = {"parameters": [arrays[0], arrays[1]], "one twice": [gradients.copy()] * 2, "gradient": [gradients]}
+    several = weights[shared]
+    with pytest.raises(ProblemError, match="GpuSGD: expected parameters that share no memory with another one or a"):
+        update([*range(len(several))], [gradients] * len(several), several)
+    for number, one in enumerate(several):
+        update(number, mx.nd.ones(3), one)
+    mx.nd.waitall()
+
+
 @pytest.mark.parametrize("clip", [0, -1.0])
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_a_limit_that_is_not_positive_is_none(rule, clip):
