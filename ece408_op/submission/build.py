@@ -96,12 +96,10 @@ def build(
     """Compile it, or copy a kernel in Python; raises EndedError (compile_error, unsupported or timed_out)."""
     if source.suffix.lower() == ".py":
         sources.copy(source, folder, alone)
+        _let_all_read(folder)
         return python_program(folder / source.name)
     inner, unit = folder / "src", folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
-    folder.chmod(0o755)
     inner.mkdir()
-    (folder / "out").mkdir()
-    (folder / "out").chmod(0o777)
     code = sources.copy(source, inner, alone)
     if (inner / source.name).read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
@@ -110,6 +108,9 @@ def build(
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
     unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
     command = _command(unit, code, tools.folder / "headers", architecture)
+    _let_all_read(folder)
+    (folder / "out").mkdir()
+    (folder / "out").chmod(0o777)
     texts: list[str] = []
     for needed, options in _ATTEMPTS[context == "cpu" :]:
         if needed and not any(re.search(needed, text) for text in texts):
@@ -289,7 +290,6 @@ def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
 
 
 def _make(folder: Path, commands: Iterable[list[str]]) -> None:
-    folder.chmod(0o755)
     shutil.copytree(_HERE / "headers", folder / "headers")
     script = "".join(f"{shlex.join(command)} & " for command in commands) + "wait"
     environment = {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
@@ -301,7 +301,13 @@ def _make(folder: Path, commands: Iterable[list[str]]) -> None:
         except BaseException:
             os.killpg(shell.pid, signal.SIGKILL)
             raise
+def _let_all_read(folder: Path) -> None:
+    """Whatever this process's umask: a program in the sandbox may be another user's."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+
+
     for *command, name in commands:
         if not (folder / name).exists():
             raise HarnessError(f"expected {command[0]} to build the harness's own {name}, got: {errors.strip()}")
-        (folder / name).chmod(0o755)
+    _let_all_read(folder)

@@ -81,7 +81,6 @@ def copy(source: Path, to: Path, alone: bool = False) -> str:
         done[name] = content.decode(errors="replace")
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
-        (to / name).chmod(0o644)
         waiting += _named(root, content) if source.suffix.lower() == ".py" else _within(root, path.parent, done[name])
     return "\n".join(done.values())[:SEARCHED]
 

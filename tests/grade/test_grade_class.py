@@ -56,6 +56,19 @@ def command(folder: Path, members: Path) -> list[str]:
 
 
 @needs_sandbox
+def test_the_callers_umask_keeps_no_program_from_its_files(tmp_path: Path) -> None:
+    make_class(tmp_path, 1)
+    inner = tmp_path / "class" / "student000" / "ece408_src"
+    (inner / "impl").mkdir()
+    (inner / "new-forward.h").rename(inner / "impl" / "own.h")
+    (inner / "new-forward.h").write_text('#include <mxnet/base.h>\n#include "impl/own.h"\n')
+    words, environment = command(tmp_path, tmp_path / "class"), {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    limited = ["sh", "-c", 'umask 077; exec "$@"', "sh", *words]
+    graded = subprocess.run(limited, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (graded.returncode, graded.stdout.partition(" ")[0]) == (0, "passed"), graded
+
+
+@needs_sandbox
 def test_killed_and_resumed(tmp_path: Path) -> None:
     members = make_class(tmp_path, 6)
     first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
