@@ -6,7 +6,7 @@ record is in the file.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import itertools
 import json
 import math
@@ -28,7 +28,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS, LATER_NETS, NETS, Net
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
-from ece408_op.submission import EndedError, build, sources
+from ece408_op.submission import EndedError, HarnessError, build, sources
 from ece408_op.submission.build import new_folder
 from ece408_op.submission.sandbox import Tools, beginning
 from ece408_op.submission.sources import batches_in, pointed_to
@@ -108,8 +108,8 @@ def grade_all(found: Sequence[Submission], graders: Mapping[str, Grader], jobs: 
 
 
 def key(one: Submission) -> str:
-    """The log's name of a submission: its context, its source's text and its path."""
-    digest = hashlib.blake2b(read(one.source).encode(), digest_size=16).hexdigest()
+    """The log's name of a submission: its context, all that is compiled of it, and its path."""
+    digest = build.sources_digest(one.source, alone=one.alone) if one.source else ""
     return f"{one.context}:{digest}:{shown(os.path.abspath(one.path))}"
 
 
@@ -124,6 +124,8 @@ _MOST_BYTES = 2 << 30  # the largest arrays of a batch that a file asks for, on 
 #: What a record has of a file that was not run: whatever happens, it has every key.
 _NOT_RUN: Record = {"precision": None, "worst": None, "seconds": {}, "images": [], "networks": []}
 _NOT_RUN.update(printed="", compiler=[], pointed=[])
+#: Errors of a machine that lacks disk, memory or descriptors: they say nothing of a file, which is graded later.
+_LACKING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG)
 _SHORT_SECONDS = 5.0  # once a network has timed out, the others get this many seconds per call
 
 
@@ -167,6 +169,8 @@ class Grader(Bench):
             except DeviceError:
                 raise
             except Exception as error:  # a fault of the harness's own on one file must not cost a class its night
+                if getattr(error, "errno", None) in _LACKING:
+                    raise HarnessError(f"expected room for {shown(submission.path)}'s programs, got {error}") from error
                 text = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
                 found = {"status": "unsupported", "reason": text}
         record = {"path": shown(submission.path), "source": shown(submission.source or ""), **_NOT_RUN, **found}

@@ -21,7 +21,7 @@ def digest(files: Iterable[Path], *words: str, root: Path) -> str:
     """Return a digest of the files' content and of their names from the root, and of the words."""
     found = hashlib.blake2b(digest_size=16)
     for path in files:
-        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
+        found.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
     found.update("\0".join(words).encode())
     return found.hexdigest()
 

@@ -219,10 +219,15 @@ def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec)
         process = sandbox.start(tools, command, own, int(seconds) + 1, file, (folder,), written=folder / "out")
         on_time = process.wait(seconds)
         ended = process.end()
+    if ended.startswith("lost "):
+        raise HarnessError(f"expected a compiler that the sandbox sees, such as one below /usr, got {ended[5:]}{HELP}")
     if not on_time:
         raise EndedError("timed_out", f"compiling took longer than its limit of {seconds:g} s")
     # Some expressions that search it take time in the square of a line's length.
-    return ended, "\n".join(line[:_LONGEST_LINE] for line in sandbox.beginning(log, _MOST_OUTPUT).splitlines())
+    text = "\n".join(line[:_LONGEST_LINE] for line in sandbox.beginning(log, _MOST_OUTPUT).splitlines())
+    if ended != "exit 0" and (free := shutil.disk_usage(folder).free) < own.output_bytes:
+        raise HarnessError(f"expected {own.output_bytes >> 20} MB of disk for the compiler, got {free >> 20}: {folder}")
+    return ended, text
 
 
 def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
@@ -264,6 +269,14 @@ def remove_folders(own: int | None = None) -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
         pid = path.name[len(_PREFIX) :].partition("-")[0]
         with suppress(OSError):
+def sources_digest(source: Path, *words: str, alone: bool = False) -> str:
+    """A digest of the words and of all that is compiled of a submission, the files that its source includes too."""
+    with new_folder("sources") as copied:
+        with suppress(EndedError):  # what the build will say
+            sources.copy(source, copied, alone)
+        return digest(sorted(filter(Path.is_file, copied.rglob("*"))), *words, root=copied)
+
+
             if (pid == str(own) or not os.path.exists(f"/proc/{pid}")) and path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -22,7 +22,6 @@ import numpy as np
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.cached_folders import digest
 from ece408_op.runtime.occupancy import KernelNotes
 
 from . import build, sources
@@ -129,17 +128,13 @@ def _warm_gpu() -> None:
 
 
 def _cached_program(path: Path, device: str, tools: Tools, architecture: str) -> Program:
-    with build.new_folder("sources") as copied:
-        sources.copy(path, copied)
-        words = (tools.folder.name, architecture, path.name)
-        key = digest(sorted(one for one in copied.rglob("*") if one.is_file()), *words, root=copied)
-
     def make(folder: Path) -> None:
         with build.new_folder("build") as scratch:
             built = build.build(path, device, scratch, tools, LimitsSpec(), architecture)
             shutil.copy(built.what, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
+    key = build.sources_digest(path, tools.folder.name, architecture, path.name)
     folder = build.cached_folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return Program(str(folder / "submission.so"), (folder,), notes=tuple(KernelNotes(**note) for note in notes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +14,8 @@ from submissions import touch
 from ece408_op.grade import __main__ as cli
 from ece408_op.grade import _grading, _submission
 from ece408_op.grade._grading import Log
-from ece408_op.grade._spec import SpecError
-from ece408_op.submission import EndedError, build, sources
+from ece408_op.grade._spec import Spec, SpecError
+from ece408_op.submission import EndedError, HarnessError, build, sources
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 
@@ -119,6 +121,35 @@ def test_a_log_keeps_one_record_of_each_submission_for_the_same_rules(tmp_path: 
     assert again.done == {name: record(name) for name in "ab"}
     again.close()
     assert Log(tmp_path / "log", "other rules").done == {}
+
+
+@pytest.mark.parametrize("name", ["new-forward.h", "impl/own.h"])
+def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name: str, tmp_path: Path) -> None:
+    touch(tmp_path, "impl/own.h", "notes.txt")
+    (tmp_path / "new-forward.h").write_text('#include "impl/own.h"\n')
+    one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
+    before = _grading.key(one)
+    (tmp_path / "notes.txt").write_text("nobody includes this")
+    assert _grading.key(one) == before
+    (tmp_path / name).write_text('#include "impl/own.h"\nint now;\n')
+    assert _grading.key(one) != before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ELOOP])
+def test_a_machine_without_room_is_no_fault_of_a_file(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(build, "build", fail)
+    grader = _grading.Grader(Tools(tmp_path), Spec())
+    one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
+    if number == errno.ELOOP:
+        assert "the harness itself failed" in grader.grade(one)["reason"]
+        return
+    with pytest.raises(HarnessError, match=os.strerror(number)):
+        grader.grade(one)
 
 
 @pytest.mark.parametrize("content", [b"[]\n", b"{}" * 5000, b"", b"SQLite format 3\0" + b"x" * 9000, None])

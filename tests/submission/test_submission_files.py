@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sandbox import needs_sandbox
@@ -203,3 +204,20 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(
     path.write_text("void cut(", encoding="utf-8")
     with pytest.raises(EndedError, match="expected"):
         compile_file(path)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("lacks", "said"), [("compiler", "that the sandbox sees"), ("disk", "64 MB of disk for the compiler, got 1: /")]
+)
+def test_what_the_compiler_lacks_is_no_fault_of_a_file(
+    lacks: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, tools = tmp_path / "new-forward.h", build.tools()
+    source.write_text("void cut(", encoding="utf-8")
+    if lacks == "compiler":
+        monkeypatch.setattr(build, "compiler", lambda name: f"/nowhere/{name}")
+    else:
+        monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with build.new_folder("build") as folder, pytest.raises(HarnessError, match=said):
+        build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())

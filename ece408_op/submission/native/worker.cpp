@@ -238,8 +238,7 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
   }
   reply("started");
   execv(words[1], words + 1);
-  fprintf(stderr, "supervisor: %s: %s\n", words[1], strerror(errno));
-  _exit(126);
+  lost(words[1]);
 }
 
 [[noreturn]] void supervise(char** words) {
