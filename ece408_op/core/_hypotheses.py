@@ -89,6 +89,10 @@ def _of_channel_0(w: np.ndarray) -> np.ndarray:
     return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
 
 
+def _of_last_channel(w: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros_like(w[:, :-1]), w[:, -1:]], 1)
+
+
 def _last_product(w: np.ndarray) -> np.ndarray:
     changed = np.zeros_like(w)
     changed[:, -1, -1, -1] = w[:, -1, -1, -1]
@@ -156,6 +160,7 @@ LOCAL: tuple[Local, ...] = (
         for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
     ),
     ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
+    ("assigned", "of the last channel alone: its sum must be added to those before it", _filters(_of_last_channel)),
     ("assigned", "with each sum's last product alone: a sum takes +=", _filters(_last_product)),
     *(
         (

@@ -17,6 +17,7 @@ _COURSES = (OPERATOR, "new.cc", "new.cu")  # the course's own files next to a st
 _INNER = "ece408_src"  # the folder of the course's file
 _LEVELS = 20  # levels of folders in a class
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_PACKED = "an archive; unpack it first"
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,10 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
         elif isdir(child):
             more, others = _within(child, context, gpu_here, levels - 1) if levels else ([], [])
             found += more
-            over += others if more else [(child, "no submission found in it")]
+            packed = (f"{path.name}: {why}" for path, why in others if why.endswith(_PACKED))
+            over += others if more else [(child, next(packed, "no submission found in it"))]
         elif suffix in _ARCHIVES:
-            over.append((child, "an archive; unpack it first"))
+            over.append((child, _PACKED))
         elif suffix in (SUFFIXES_OF[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
         elif suffix in SUFFIXES or "forward" in child.name.lower():

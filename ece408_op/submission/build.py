@@ -65,7 +65,7 @@ _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
 #: An error's line; and where the bracket is that is open.
-_ERROR = r"\berror\b|undefined (reference|symbol)|fatal|note: to match this"
+_ERROR = r"\berror\b|undefined (reference|symbol)|relocation truncated|fatal|note: to match this"
 #: What the compiler says of the lines behind a submission, and of its errors' number.
 _BEHIND = r"^(ece408_grade/after\.h[:(][\d:]+\)?:?|At end of source:)"
 _NOT_THERE = re.compile(r"after\.h\S*: error: .*forward")
@@ -264,11 +264,6 @@ def new_folder(purpose: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def remove_folders(own: int | None = None) -> None:
-    """Remove the temporary folders of harnesses that were killed, and of the process ``own``."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
-        pid = path.name[len(_PREFIX) :].partition("-")[0]
-        with suppress(OSError):
 def sources_digest(source: Path, *words: str, alone: bool = False) -> str:
     """A digest of the words and of all that is compiled of a submission, the files that its source includes too."""
     with new_folder("sources") as copied:
@@ -277,6 +272,11 @@ def sources_digest(source: Path, *words: str, alone: bool = False) -> str:
         return digest(sorted(filter(Path.is_file, copied.rglob("*"))), *words, root=copied)
 
 
+def remove_folders(own: int | None = None) -> None:
+    """Remove the temporary folders of harnesses that were killed, and of the process ``own``."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = path.name[len(_PREFIX) :].partition("-")[0]
+        with suppress(OSError):
             if (pid == str(own) or not os.path.exists(f"/proc/{pid}")) and path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -302,6 +302,12 @@ def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
     return Tools(folder, hidden, unsafe, trusted)
 
 
+def _let_all_read(folder: Path) -> None:
+    """Whatever this process's umask: a program in the sandbox may be another user's."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+
+
 def _make(folder: Path, commands: Iterable[list[str]]) -> None:
     shutil.copytree(_HERE / "headers", folder / "headers")
     script = "".join(f"{shlex.join(command)} & " for command in commands) + "wait"
@@ -314,12 +320,6 @@ def _make(folder: Path, commands: Iterable[list[str]]) -> None:
         except BaseException:
             os.killpg(shell.pid, signal.SIGKILL)
             raise
-def _let_all_read(folder: Path) -> None:
-    """Whatever this process's umask: a program in the sandbox may be another user's."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755)
-
-
     for *command, name in commands:
         if not (folder / name).exists():
             raise HarnessError(f"expected {command[0]} to build the harness's own {name}, got: {errors.strip()}")

@@ -128,6 +128,7 @@ KERNELS = {
     ),
     "channel_loop": Kernel("last channel", product=lambda p, c, *_: np.float32(c + 1 < p.channels), takes=several),
     "channel_loop 1": Kernel("first channel", product=lambda p, c, *_: np.float32(c > 0), takes=several),
+    "assigned 1": Kernel("last channel alone", product=lambda p, c, *_: np.float32(c + 1 == p.channels), takes=several),
     "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
     "assigned": Kernel(
         "with each sum's last product alone",

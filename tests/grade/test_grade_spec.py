@@ -130,12 +130,13 @@ def test_two_paths_to_one_submission_are_one(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
-    touch(tmp_path, "a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt")
+    touch(tmp_path, "a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt", "f/src/g.tgz")
     touch(tmp_path, "__MACOSX/a/ece408_src/._new-forward.h", "c/new-inl.h", "c/new.cc")
     (tmp_path / "c" / "home").symlink_to(tmp_path)
     found, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
     assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
-    assert [str(path.relative_to(tmp_path)) for path, _ in passed_over] == ["b", "c/home", "d.zip"]
+    assert [str(path.relative_to(tmp_path)) for path, _ in passed_over] == ["b", "c/home", "d.zip", "f"]
+    assert passed_over[-1][1] == "src: g.tgz: an archive; unpack it first"
     with pytest.raises(SpecError, match="unpack"):
         _submission.find([tmp_path / "d.zip"], None, lambda: False)
 

@@ -122,6 +122,11 @@ def test_the_code_stands_below_its_error(said: str) -> None:
     assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
 
 
+def test_the_linkers_error_is_shown() -> None:
+    said = "a.cuh:(.text+0x5): relocation truncated to fit: R_X86_64_PC32 against `.bss'\n"
+    assert said in build.errors(f"{said}collect2: error: ld returned 1 exit status\n", Path("/build"), TOOLS, "a.cuh")
+
+
 def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.h").write_text('#include "sparse.h"\n')
     with open(tmp_path / "sparse.h", "wb") as file:
