@@ -199,8 +199,10 @@ class Grader(Bench):
             verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
             if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or spec.quick):
                 results.append(self._net(program, decisive.net, self.timed_images, TIMES))
-                decisive.timed = results[-1].status != PASSED
-                verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
+                last, decisive.timed = results[-1].status, results[-1].status != PASSED
+                excused = last in (PASSED, "timed_out")
+                judged = results if excused else results[-1:]
+                verdict, decisive = judge_submission(judged, demanded=not excused, pointed=pointed)
         networks = [one.as_data() for one in results]
         right = [one for one in networks if verdict.status == one["status"] == PASSED]
         runs = [run for layer in decisive.layers for run in layer.runs]

@@ -12,6 +12,7 @@ from sandbox import needs_sandbox
 
 from ece408_op.grade._buffers import Device
 from ece408_op.grade._grading import for_cpu
+from ece408_op.grade._reports import gradescope, student
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
 from ece408_op.submission import build
@@ -25,6 +26,7 @@ FOR_2018FA = "no_channels, for 2018fa.h"
 FOR_2019FA = "tied to 2019fa.h"
 ALONE = "right with one channel alone.h"
 FOR_100 = "tied to 100 images, and wrong.h"
+FEW = "right with few images alone.h"
 MANY_THREADS = "512 threads at once.h"
 #: On a busy machine, a thread per image means hundreds that live at the same time.
 THREADS = """    std::mutex m;
@@ -60,9 +62,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     head, loop, rest = text.partition("    for (")
     head += "    static const int sizes[] = {784, 576};\n"
     (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 2 == 0)\n        return;\n{loop}{rest}")
+    text = (HERE / "textbook.h").read_text()
+    (folder / FEW).write_text(
+        text.replace("    const int B", "    if (x.shape_[0] > 3)\n        return;\n    const int B", 1)
+    )
     text = (HERE / "textbook.h").read_text().replace("    const int B", f"{THREADS}    const int B", 1)
     (folder / MANY_THREADS).write_text(text)
-    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, MANY_THREADS)
+    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, FEW, MANY_THREADS)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     # A fraction of the images that the command tries.
     grader = replace(for_cpu(build.tools(), Spec(runs=1), 1, in_parallel=True), images=3, timed_images=9)
@@ -107,6 +113,13 @@ def test_a_file_that_is_wrong_on_the_network_that_it_is_for(records: dict[str, d
     record = records[FOR_2018FA]
     assert record["status"] == "wrong"
     assert record["reason"].startswith("2018fa")
+
+
+def test_a_file_that_is_wrong_with_more_images_is_wrong(records: dict[str, dict[str, Any]]) -> None:
+    record = records[FEW]
+    assert record["status"] == "wrong" and "(9 x 1 x 28 x 28" in record["reason"], record["reason"]
+    tests = gradescope(record, student(record))["tests"]
+    assert [one["name"] for one in tests if one["status"] == "failed"] == ["2017, 9 images"]
 
 
 def test_a_network_without_weights(records: dict[str, dict[str, Any]]) -> None:
