@@ -22,7 +22,7 @@ _TRANSPARENT = re.compile(r'\bnamespace\b[\w\s:]*\Z|\bextern\s+(?:"C"|   )\s*\Z'
 _SPACES = re.compile(r"__(?:global|device|constant|shared|managed)__")
 #: Declarations that are no functions and variables, or of types that the emulator lacks.
 _NEITHER = re.compile(
-    r"\b(?:typedef|using|struct|class|union|enum|static_assert|friend|operator|extern|texture|surface)\b"
+    r"\b(?:typedef|using|namespace|struct|class|union|enum|static_assert|friend|operator|extern|texture|surface)\b"
 )
 #: A constant's value is the compiler's, but not an array's elements.
 _CONSTANT = re.compile(r"\bconst(?:expr)?\b")

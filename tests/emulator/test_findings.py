@@ -110,6 +110,10 @@ WRONG = {
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
     "a write into constant memory": ("filters[i % 50] = 1;\ny[i] = 0;", {("input", 5, 0)}),
     "a null pointer": ("float *const none = nullptr;\nnone[i] = 0;", {("out of bounds", 6, 0)}),
+    "a mask without the lane that calls": (
+        "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
+        {("barrier", 6, 0), ("undefined", 6, 0)},
+    ),
     "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 0, 0)}),
 }
 
@@ -179,6 +183,12 @@ def test_a_run_that_is_too_long_tells_how_far_it_came(programs: Path) -> None:
 def test_gpu_memory_that_nothing_wrote_is_found(programs: Path) -> None:
     host = "float *own; cudaMalloc(&own, 256); run<<<1, 64, 1024>>>(y.dptr_, own, w.dptr_);"
     (finding,) = run("y[i] = x[i];", programs, host).findings
+    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
+
+
+def test_halves_that_nothing_wrote_are_found(programs: Path) -> None:
+    host = "__half *own; cudaMalloc(&own, 256); run<<<1, 64, 1024>>>(y.dptr_, (float *)own, w.dptr_);"
+    (finding,) = run("y[i] = ((const __half *)x)[i];", programs, host).findings
     assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
 
 
@@ -336,6 +346,7 @@ SIDES = {
         "y[i] = Own::scale(x[i]);",
         "",
     ),
+    "another name of a namespace": ("namespace cg = groups;", "y[i] = cg::sum(x[i]);", ""),
     "a member": ("int size; struct Both { int size; };", "Both both = {1};\ny[i] = both.size;", ""),
 }  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("__activemask", "__activemask();"),
+        ("__match_any_sync", "__match_any_sync(~0u, 1);"),
         ("cudaDeviceGetStreamPriority", "cudaDeviceGetStreamPriority(0);"),
         ("cuda/pipeline", "#include <cuda/pipeline>"),
         ("grid_group", "cooperative_groups::grid_group all;"),
@@ -105,6 +105,8 @@ GROUPS = """
     block.sync();
     int lanes = 0;
     for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
+    tile.sync();
+    if (block.thread_rank() % 16 < 8) lanes += tile.shfl_xor(lanes, 1) - 8;
     const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
 """
 #: Changes of a submission that is right and stays so.
@@ -115,6 +117,13 @@ CHANGES = {
     "cooperative groups of a block and of warps": {
         "#include <mxnet/base.h>": "#include <cooperative_groups.h>",
         "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
+        "= sum;": "= one * sum;",
+    },
+    "the lanes that are together": {
+        "float sum": """float one;
+        if (t % 3 == 1) one = __popc(__activemask()) >= 4;
+        else one = __all_sync(__activemask(), t % 3 != 1);
+        float sum""",
         "= sum;": "= one * sum;",
     },
 }
@@ -128,7 +137,9 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
     for before, after in CHANGES[name].items():
         assert source.count(before) == 1
         source = source.replace(before, after)
-    np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
+    found = report(source, programs)
+    assert found.findings == ()
+    np.testing.assert_allclose(found.y, Y, atol=1e-5)
 
 
 def test_a_compiler_that_takes_too_long_ends_with_its_processes() -> None:

@@ -18,7 +18,7 @@ ECE408_PLAIN inline T from_register(unsigned long long bits) {
 template <typename T>
 ECE408_PLAIN T shuffle(unsigned mask, T value, int source, const void *code) {
     unsigned long long all[32];
-    const unsigned lanes = gather(mask, to_register(value), all);
+    const unsigned lanes = gather(mask, to_register(value), all, code);
     if (!(lanes >> (source & 31) & 1))
         report("undefined", "a shuffle reads the value of a lane that takes no part", code);
     return from_register<T>(all[source & 31]);
@@ -51,6 +51,7 @@ ECE408_SHUFFLE(__shfl_up, unsigned, at >= int(n) ? lane - int(n) : lane)
 ECE408_SHUFFLE(__shfl_down, unsigned, at + int(n) < width ? lane + int(n) : lane)
 ECE408_SHUFFLE(__shfl_xor, int, (lane ^ n) / width * width <= first ? lane ^ n : lane)
 
+ECE408_PLAIN inline unsigned __activemask() { return emulator::active_lanes(); }
 ECE408_PLAIN inline unsigned __ballot_sync(unsigned mask, int condition) {
     const unsigned mine = condition ? 1u << emulator::lane_number() : 0;
     return emulator::reduce(mask, mine, [](unsigned a, unsigned b) { return a | b; });

@@ -28,10 +28,15 @@ struct Barrier {
 
 namespace {
 
+struct WarpBarrier : Barrier {
+    unsigned waiting;  // lanes; `expected` is a mask of them too
+};
+
 void *scheduler_stack;
 Grid running;
-Barrier block_barrier, named_barriers[16], warp_barriers[32], group_barriers[8];
-unsigned ended_lanes[32], waiting_lanes[32];
+Barrier block_barrier, named_barriers[16], group_barriers[8];
+WarpBarrier warp_barriers[32][32];  // by warp, and the first lane of the mask
+unsigned ended_lanes[32], waited_at[32];  // waited_at: those of a warp's barriers where lanes wait
 bool progress;
 unsigned long long registers[32][32];
 
@@ -94,26 +99,37 @@ void check_block_barrier() {
     complete_barrier(block_barrier);
 }
 
-void check_warp_barrier(int warp) {
-    const unsigned waiting = waiting_lanes[warp];
-    if (!waiting || (warp_barriers[warp].expected & ~ended_lanes[warp] & ~waiting)) return;
-    waiting_lanes[warp] = 0;
-    complete_barrier(warp_barriers[warp]);
+void check_warp_barriers(int warp) {
+    for (unsigned left = waited_at[warp]; left; left &= left - 1) {
+        WarpBarrier &barrier = warp_barriers[warp][__builtin_ctz(left)];
+        if (barrier.expected & ~ended_lanes[warp] & ~barrier.waiting) continue;
+        barrier.waiting = 0, waited_at[warp] &= ~(left & -left);
+        complete_barrier(barrier);
+    }
+}
+
+// The one where lanes of the mask wait, or a free one: parts of a warp that have no lane in common do not meet.
+WarpBarrier &warp_barrier_of(unsigned mask) {
+    WarpBarrier *const all = warp_barriers[current / 32];
+    for (unsigned left = waited_at[current / 32]; left; left &= left - 1)
+        if (all[__builtin_ctz(left)].expected & mask) return all[__builtin_ctz(left)];
+    return all[mask ? __builtin_ctz(mask) : current % 32];
 }
 
 // The lanes of the mask wait for one another. A lane that has ended counts as arrived, as on a GPU.
 void warp_barrier(unsigned mask, const void *code) {
     const int warp = current / 32;
-    Barrier &barrier = warp_barriers[warp];
     mask &= lanes_of_warp();
-    if (waiting_lanes[warp] && barrier.expected != int(mask))
+    WarpBarrier &barrier = warp_barrier_of(mask);
+    if (barrier.waiting && barrier.expected != int(mask))
         report("barrier", "lanes of one warp wait with different masks", code, barrier.code);
     if (!(mask >> current % 32 & 1)) report("barrier", "the mask lacks the lane that calls", code);
-    barrier.expected = waiting_lanes[warp] ? barrier.expected | mask : mask;
-    waiting_lanes[warp] |= 1u << current % 32;
+    barrier.expected = barrier.waiting ? barrier.expected | mask : mask;
+    barrier.waiting |= 1u << current % 32;
+    waited_at[warp] |= 1u << (&barrier - warp_barriers[warp]);
     if (!barrier.code) barrier.code = code;
     const long mine = barrier.generation;
-    check_warp_barrier(warp);
+    check_warp_barriers(warp);
     if (barrier.generation == mine) wait_at(barrier, code);
 }
 
@@ -133,7 +149,7 @@ void start() {
     ended_lanes[current / 32] |= 1u << current % 32;
     progress = true;
     check_block_barrier();
-    check_warp_barrier(current / 32);
+    check_warp_barriers(current / 32);
     for (;;) switch_to_scheduler();
 }
 
@@ -169,9 +185,10 @@ void prepare(Thread &thread) {
 
 void run_block() {
     for (int i = 0; i < thread_count; i++) prepare(threads[i]);
-    for (auto [barriers, n] : {std::pair(&block_barrier, 1), {named_barriers, 16}, {warp_barriers, 32}, {group_barriers, 8}})
+    for (auto [barriers, n] : {std::pair(&block_barrier, 1), {named_barriers, 16}, {group_barriers, 8}})
         std::fill_n(barriers, n, Barrier{});
-    std::fill_n(ended_lanes, 32, 0), std::fill_n(waiting_lanes, 32, 0);
+    std::fill_n(warp_barriers[0], 32 * 32, WarpBarrier{});
+    std::fill_n(ended_lanes, 32, 0), std::fill_n(waited_at, 32, 0);
     clear_shared(running.shared_bytes);
     if (racing) begin_races(thread_count);
     forget_copies();
@@ -215,9 +232,9 @@ void yield_thread() {
 }
 void made_progress() { progress = true; }
 
-unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32]) {
+unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32], const void *code) {
     const InRuntime scope;
-    const void *const code = __builtin_return_address(0);
+    if (!code) code = __builtin_return_address(0);
     const int warp = current / 32;
     registers[warp][current % 32] = value;
     warp_barrier(mask, code);
@@ -225,6 +242,20 @@ unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&al
     const unsigned participants = mask & lanes_of_warp() & ~ended_lanes[warp];
     warp_barrier(mask, code);
     return participants;
+}
+
+// Lanes that come here in the same round of turns are together.
+unsigned active_lanes() {
+    const InRuntime scope;
+    static unsigned arrived[32], together[32];
+    const int warp = current / 32, first = 32 * warp, behind = std::min(first + 32, thread_count);
+    const unsigned mine = 1u << current % 32;
+    arrived[warp] |= mine;
+    do switch_to_scheduler();
+    while (std::any_of(threads + first, threads + behind, [](const Thread &each) { return each.full; }));
+    if (arrived[warp] & mine) together[warp] = arrived[warp], arrived[warp] = 0;
+    progress = true;
+    return together[warp];
 }
 
 void named_barrier(int number, int count) {
@@ -281,10 +312,11 @@ void __syncthreads() {
 void __syncwarp(unsigned mask) {
     using namespace emulator;
     const InRuntime scope;
-    Ordering *const order = ordering_of(&warp_barriers[current / 32]);
+    mask &= lanes_of_warp();
+    const WarpBarrier &barrier = warp_barrier_of(mask);
+    Ordering *const order = ordering_of(&barrier);
     release(order);
-    const unsigned waiting = waiting_lanes[current / 32] | 1u << current % 32;
-    if (!(mask & lanes_of_warp() & ~ended_lanes[current / 32] & ~waiting)) complete(order);
+    if (!(mask & ~ended_lanes[current / 32] & ~barrier.waiting & ~(1u << current % 32))) complete(order);
     warp_barrier(mask, __builtin_return_address(0));
     acquire(order);
 }

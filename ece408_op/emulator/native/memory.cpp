@@ -237,7 +237,7 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
         if (address % bytes)
             report("misaligned", verb + bytes_text(bytes) + " at an address that is no multiple of " + std::to_string(bytes) +
                    ", which a GPU refuses", code);
-        else if (operation == READ && bytes >= 4 && *reinterpret_cast<const uint32_t *>(address) == ~0u)
+        else if (operation == READ && bytes >= 2 && !std::memcmp(reinterpret_cast<const void *>(address), "\xff\xff\xff\xff", std::min(bytes, 4)))
             report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
         if (found->input && operation != READ) report("input", verb + found->name, code);
         if (racing) watch_global(found->writes, found->begin, found->end, address, bytes, operation, code);
