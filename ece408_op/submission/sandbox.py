@@ -268,7 +268,7 @@ def _bubblewrap(seen: Iterable[str], written: Path | None, python: bool, tools: 
     words += ["--perms", "1777", "--tmpfs", "/tmp", "--chdir", "/tmp", "--proc", "/proc"]
     visible = [*_SYSTEM, *(_DRIVER if gpu else ()), str(tools.folder), *seen]
     # bubblewrap would make the folders above them for its own user only.
-    roots, above = {*map(Path, visible)}, {folder for path in visible for folder in Path(path).parents[:-1]}
+    roots, above = {*map(Path, visible)}, {folder for path in visible for folder in list(Path(path).parents)[:-1]}
     for folder in sorted(above - {Path("/tmp")}):
         if roots.isdisjoint([folder, *folder.parents]):
             words += ["--dir", str(folder)]
