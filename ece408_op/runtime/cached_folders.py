@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 MOST_BYTES = 1 << 30
 #: Seconds within which another process may still be making a folder, or be about to use what it found.
 _IN_USE_SECONDS = 3600
+#: In each folder, the sizes of its other files.
+_SIZES = ".sizes.json"
 
 
 def digest(files: Iterable[Path], *words: str, root: Path) -> str:
@@ -27,18 +30,23 @@ def digest(files: Iterable[Path], *words: str, root: Path) -> str:
 
 
 def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder of that kind and key in ``base``, which ``make`` fills if it is new.
+    """Return the folder of that kind and key in ``base``, which ``make`` fills if it is new or damaged.
 
     Raises OSError where it cannot be made, and what ``make`` raises.
     """
-    base.mkdir(parents=True, exist_ok=True)
     path = base / f"{kind}-{key}"
-    with suppress(FileNotFoundError):
-        os.utime(path)
+    if _is_whole(path):
+        with suppress(OSError):  # this process may only read it
+            os.utime(path)
         return path
+    base.mkdir(parents=True, exist_ok=True)
     own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
     try:
         make(own)
+        sizes = {str(file.relative_to(own)): file.stat().st_size for file in own.rglob("*") if file.is_file()}
+        (own / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+        if path.is_dir() and not _is_whole(path):
+            _remove(path)
         try:
             os.rename(own, path)
         except OSError:
@@ -49,6 +57,15 @@ def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Pat
     evict(base.glob(f"{kind}-*"), MOST_BYTES)
     evict(base.glob(f".{kind}-*"), 0)  # those that a killed process did not finish
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the folder has all its files: a full disk, a power cut or a cleaner of old files may take some."""
+    try:
+        sizes = json.loads((path / _SIZES).read_text(encoding="utf-8"))
+        return all((path / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
 
 
 def evict(paths: Iterable[Path], most: int) -> None:

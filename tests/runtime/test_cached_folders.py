@@ -24,6 +24,37 @@ def test_what_nobody_used_for_an_hour_leaves_a_full_folder(tmp_path: Path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program-new", "program-recent"]
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"program": None}, {"headers/one.h": 9}, {"program": None, ".sizes.json": None}], ids=str
+)
+def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | None]) -> None:
+    def make(folder: Path) -> None:
+        (folder / "headers").mkdir()
+        _fill(folder / "headers" / "one.h", 10)
+        _fill(folder / "program", 100)
+
+    path = cached_folders.folder(tmp_path, "program", "key", make)
+    for name, size in sizes.items():
+        (path / name).unlink()
+        if size is not None:
+            _fill(path / name, size)
+    assert cached_folders.folder(tmp_path, "program", "key", make) == path
+    assert [(path / name).stat().st_size for name in ("program", "headers/one.h")] == [100, 10]
+    assert [one.name for one in tmp_path.iterdir()] == ["program-key"]
+
+
+def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 1))
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert cached_folders.folder(tmp_path, "program", "key", refused) == path
+
+
 def _fill(path: Path, size: int) -> None:
     with open(path, "wb") as file:
         file.truncate(size)
