@@ -1,13 +1,13 @@
 """The benchmark of whole networks: what it times, its check of predictions, and PyTorch's version of a network."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mxnet")
+
+import network_fake
 
 from ece408_op.bench import _networks, _training, results
 from ece408_op.bench.__main__ import main
@@ -80,9 +80,6 @@ def test_the_gpus_contestants_agree(tmp_path):
 
 
 def test_a_training_step_returns_its_loss():
-    sys.path.append(str(Path(__file__).parent.parent / "network"))
-    import network_fake
-
     with network_fake.installed():
         case = _training.case("ece408-high", 4, 1, 2, 0)
     assert len(case.rows) >= 3

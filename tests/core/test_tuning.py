@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -63,12 +64,13 @@ def test_a_layers_tile_serves_every_batch_until_another_is_used(tmp_path):
     path, recorded, other = tmp_path / "tuning.json", {"lines": 2}, {"lines": 7}
     rows = (LayerTimes(SMALL, {"a": 1.0}, tiles={"a": recorded}), LayerTimes(LARGE, {"a": 9.0}, tiles={"a": other}))
     path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
-    assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == recorded
+    chip = replace(HOPPER, name=str(tmp_path))  # whose tiles no other test uses
+    assert tuning.recorded_tile("a", SMALL.with_batch(3), chip, path) == recorded
     assert tuning.recorded_tile("a", LARGE, ADA, path) == other
-    assert tuning.recorded_tile("a", ConvProblem(50, 40, 30, 33, 128, 9), HOPPER, path) == {}
-    assert tuning.recorded_tile("b", SMALL, HOPPER, path) == {}
-    tuning.use_tile("a", SMALL, HOPPER, other)
-    assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == other
+    assert tuning.recorded_tile("a", ConvProblem(50, 40, 30, 33, 128, 9), chip, path) == {}
+    assert tuning.recorded_tile("b", SMALL, chip, path) == {}
+    tuning.use_tile("a", SMALL, chip, other)
+    assert tuning.recorded_tile("a", SMALL.with_batch(3), chip, path) == other
 
 
 def test_a_tile_that_fails_does_not_stay(monkeypatch):

@@ -191,7 +191,7 @@ def test_nsight_compute_counts_too(
         monkeypatch.setattr(_ncu, "SECONDS", 1.0)
     assert lab.main([str(STARTER), *LAYER, "--images", "20", "--ncu", "--html", str(tmp_path / "page")]) == 0
     printed = capsys.readouterr().out
-    page = (tmp_path / "page" / "index.html").read_text()
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
     assert words in printed and words in html.unescape(page)
     assert "yours" in printed
 

@@ -121,7 +121,7 @@ def test_batch_sizes_that_change(network, options):
 
 def test_two_networks_train_at_the_same_time(monkeypatch):
     """Their threads take the GPUs' locks in one order."""
-    monkeypatch.setattr(_data_parallel, "BARRIER_SECONDS", 20)
+    monkeypatch.setattr(_data_parallel, "BARRIER_SECONDS", 200)
     symbol = normalized()
     args, aux = odd(symbol, 6)
     pair = [bound(on_gpus(symbol, args, aux, numbers), args, aux) for numbers in ([0, 1], [1, 0])]

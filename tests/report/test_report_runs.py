@@ -54,7 +54,7 @@ def test_milestones_and_implementations_that_were_not_asked_for_do_not_run() -> 
     ]
 
 
-def run_all(commands, folder: Path, limit: float = 60, cannot=(), cpu: str = "a CPU") -> None:
+def run_all(commands, folder: Path, limit: float = 300, cannot=(), cpu: str = "a CPU") -> None:
     facts = {"machine": {"cpu": cpu, "cores": 2, "gpu": None}, "cannot": dict.fromkeys(cannot, "no such thing here")}
     _runs.run_all(commands, folder, limit, facts)
 

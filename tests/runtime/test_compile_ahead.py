@@ -65,8 +65,8 @@ def _launches(*programs: cuda.Program):
     return work
 
 
-def test_each_source_is_compiled_once_at_the_same_time_as_others_and_kept(sources):
-    one, other = _program("test_compile_ahead one"), _program("test_compile_ahead other")
+def test_each_source_is_compiled_once_at_the_same_time_as_others_and_kept(sources, tmp_path):
+    one, other = _program(f"{tmp_path} one"), _program(f"{tmp_path} other")  # sources of this run alone
     compile_ahead(_launches(one, other, _program(one.source)), 0)
     assert sorted(sources) == [one.source, other.source]
     compile_ahead(_launches(one, other), 0)
