@@ -174,9 +174,9 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
         got = ", ".join(str(shape) for _, shape in data)
         try:
             values, positions = _values_of(text)
-            # For MXNet's older operators a length of 0 is unknown, unless it is asked to see it as mx.np does. Not
-            # infer_shape, which prints its arguments where it fails.
-            with mx.util.np_shape(any(0 in shape for _, shape in data)):
+            # For MXNet's older operators a length of 0 and a shape of no dimensions are unknown, unless it is asked to
+            # see them as mx.np does. Not infer_shape, which prints its arguments where it fails.
+            with mx.util.np_shape(True):
                 _, shapes, _ = values._infer_shape_impl(False, **{f"value{number}": shape for number, shape in data})
         except mx.MXNetError as error:
             reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"

@@ -136,6 +136,12 @@ class NetworkProp(mx.operator.CustomOpProp):
         network = self._parsed()
         if ctx.device_type == "gpu":
             raise DeviceError("gpu_network: expected arrays in mx.cpu(), got them in mx.gpu(); bind it in mx.cpu()")
+        names = network.names(network.data)
+        data = [tuple(shape) for name, shape in zip(network.arguments, in_shapes) if name in names]
+        if () in data:  # a label whose shape MXNet does not infer, or in mx.np a number
+            got = ", ".join(map(str, data))
+            expected = "the shapes of all data and labels, of a dimension at least"
+            raise GraphError(f"network: expected {expected}, got {got}; give all of them")
         given = {"impl": dispatch.AUTO, "precision": "float32", "device_ids": "0", **self._given}
         numbers = [int(word) for word in given["device_ids"].split(",")]
         engines = [engine(given["graph"], given["impl"], given["precision"], number) for number in numbers]
@@ -196,7 +202,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         @cache
         def filled() -> tuple[list[np.ndarray], list[np.ndarray]]:
             """Return the outputs and what is computed: temporary arrays for those that share memory or are added."""
-            outputs = [bridge.cpu_view(array) for array in out_data]
+            outputs = [np.atleast_1d(bridge.cpu_view(array)) for array in out_data]
             aside = [r in ("null", "add") or self._overlaps(y, data, addresses()) for y, r in zip(outputs, req)]
             return outputs, [np.empty_like(y) if apart else y for y, apart in zip(outputs, aside)]
 

@@ -200,6 +200,19 @@ def test_numpy_operators_of_all_axes_are_refused():
             ece408_op.gpu_network(symbol, {})
 
 
+@pytest.mark.parametrize("way", case.WITHOUT_CUDNN)
+def test_numpy_parameters_and_outputs_without_dimensions(way):
+    x, scale = data.as_np_ndarray(), S.Variable("scale").as_np_ndarray()
+    symbol = S.Group([N.sum(x * scale, axis=(0, 1)), x - scale])
+    args = {"data": np.arange(6, dtype=np.float32).reshape(2, 3), "scale": np.float32(0.5).reshape(())}
+    with mx.util.np_shape(True):
+        total, rest = ours(symbol, args, {}, way=way)
+        assert total.shape == () and total == 7.5
+        assert np.array_equal(rest, args["data"] - 0.5)
+        with pytest.raises(GraphError, match=r"expected the shapes of all data .*, got \(2, 3\), \(\); give all"):
+            ours(symbol, args, {}, data=("data", "scale"), way=way)
+
+
 def test_every_operator_of_the_table_is_tested():
     assert test_layer_operators, "its tests are in the set"
     assert set(OPERATORS) - case.tested == set()
