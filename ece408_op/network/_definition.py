@@ -59,6 +59,8 @@ def choice(*words: str) -> Any:
 flag = partial(_attribute, "True or False", _FLAGS.__getitem__)
 number = partial(_attribute, "a number", float)
 integer = partial(_attribute, "a whole number", int)
+#: The field of a truth value that has to be False.
+disabled = partial(_attribute, "False", {text: value for text, value in _FLAGS.items() if not value}.__getitem__, False)
 
 
 def sizes() -> Any:

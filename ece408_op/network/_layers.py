@@ -25,6 +25,7 @@ from ._definition import (
     Trained,
     Unsupported,
     choice,
+    disabled,
     flag,
     integer,
     number,
@@ -204,7 +205,7 @@ class BatchNorm(Operator):
     use_global_stats: bool = flag(False)
     fix_gamma: bool = flag(True)
     axis: int = integer(1)
-    output_mean_var: str = choice("False")
+    output_mean_var: bool = disabled()
     bias: bool = False
 
     def factors(self, parameters: Sequence[Any]) -> tuple[Any, Any]:

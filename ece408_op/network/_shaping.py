@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, integer, number, sizes
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, disabled, flag, integer, number, sizes
 
 
 class Identity(Operator):
@@ -74,7 +74,7 @@ class Reshape(Identity):
     shape: tuple[int, ...] = sizes()
     reverse: bool = flag(False)
     target_shape: str = choice("()")
-    keep_highest: str = choice("False")
+    keep_highest: bool = disabled()
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if prod(output) != prod(shapes[0]):
@@ -141,14 +141,17 @@ class Concat(Operator):
 
 @dataclass(frozen=True)
 class Slice(Operator):
-    """A part along an axis: ``begin`` to before ``end``, or of ``num_outputs`` parts that of the node's ``index``."""
+    """A part along an axis: ``begin`` to before ``end``, or of ``num_outputs`` parts that of the node's ``index``.
+
+    ``squeeze_axis`` drops the axis, in which each part then has the length 1.
+    """
 
     names = ("slice_axis", "SliceChannel")
     axis: int = integer(1)
     begin: int = integer(0)
     end: int | None = integer(None)
     num_outputs: int = integer(1)
-    squeeze_axis: str = choice("False")
+    squeeze_axis: bool = flag(False)
     index: int = 0
 
     def _of(self, x: Shape) -> tuple[slice, ...]:
@@ -161,11 +164,13 @@ class Slice(Operator):
         return *(slice(None) for _ in range(axis)), slice(start, stop)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        out[...] = inputs[0][self._of(inputs[0].shape)]
+        part = inputs[0][self._of(inputs[0].shape)]
+        out.reshape(part.shape)[...] = part
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         found = arrays.xp.zeros(given.inputs[0].shape, np.float32)
-        found[self._of(found.shape)] = gradient
+        part = found[self._of(found.shape)]
+        part[...] = gradient.reshape(part.shape)
         return [found]
 
 
@@ -265,7 +270,7 @@ class Softmax(Operator):
     axis: int = integer(-1)
     temperature: float = number(1.0)
     dtype: str = choice("float32")
-    use_length: str = choice("False")
+    use_length: bool = disabled()
 
     @property
     def logarithm(self) -> bool:

@@ -165,8 +165,10 @@ def moved(sizes, random):
     begin = random.randrange(sizes[axis])
     end = random.choice([None, random.randint(begin + 1, sizes[axis]), begin - sizes[axis] + 1 or None])
     longer = S.expand_dims(data * 2, axis=between)
+    options = {"num_outputs": sizes[axis], "axis": axis, "squeeze_axis": len(sizes) > 1}
     thrice = S.split(S.concat(data, data * 2, S.square(data), dim=axis), num_outputs=3, axis=below)
     found = [longer, S.squeeze(longer, axis=between), S.swapaxes(data, axis, random.randrange(len(sizes)))]
+    found += [S.negative(S.split(data, **options)[begin])]
     found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
     found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
     found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")] if len(sizes) == 4 else []

@@ -175,6 +175,11 @@ def test_softmax(way, sizes, axis, temperature):
     case.check(symbol, {"data": sizes}, way, sizes[axis], 99 * sizes[axis])
 
 
+def test_false_has_all_of_mxnets_spellings():
+    for symbol in (S.BatchNorm(data, output_mean_var=0), S.softmax(data, use_length="false")):
+        case.check_outputs(symbol, {"data": (2, 3)}, "numpy")
+
+
 #: Operators of mx.np, for positive x (B, C, H).
 NUMPY = {
     "arithmetic": lambda x: x + N.square(x) * 0.5 - x / (x + 2) + x ** N.sqrt(x),

@@ -149,6 +149,7 @@ def test_attributes_and_inputs_are_checked():
     assert error("Concat", 2, dim="1.5") == "(Concat): dim: expected a whole number, got 1.5"
     assert error("mean", keepdims="maybe") == "(mean): keepdims: expected True or False, got maybe"
     assert error("Reshape", shape="(a,)") == "(Reshape): shape: expected whole numbers, got (a,)"
+    assert error("softmax", use_length="1") == "(softmax): use_length: expected False, got 1"
     assert "(Pooling): pad: expected less than" in error("Pooling", kernel="(2, 2)", pad="(2, 2)")
     assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
 
