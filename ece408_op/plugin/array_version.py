@@ -34,7 +34,7 @@ def version_of(array: Any) -> Callable[[], int]:
 
 
 def variable_of(array: Any) -> int:
-    """Return the address of MXNet's variable for the array's memory, one for all views. Only where it ``is_readable``."""
+    """Return the address of MXNet's variable for the array's memory, one for all views, where it ``is_readable``."""
     return _word(_word(array.handle.value).value + _VARIABLE).value
 
 
