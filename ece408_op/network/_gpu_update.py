@@ -7,6 +7,7 @@ NaN, and arithmetic in place changes their bits.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ class Deferred(NamedTuple):
 #: Deferred gradients of each of the last backward passes by the addresses of all their arrays: networks whose update
 #: never comes do not keep the GPU's memory. Not by the parameters': a KVStore updates its own copies of these.
 pending: BoundedDict[tuple[int, ...], dict[int, Deferred]] = BoundedDict(16)
+#: MXNet's threads compute the passes and updates of several networks at the same time.
+_pending_lock = threading.RLock()
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -60,8 +63,9 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 def defer(gradients: Mapping[int, Deferred]) -> None:
     """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
     if gradients:
-        pending.pop(tuple(gradients), None)
-        pending[tuple(gradients)] = dict(gradients)
+        with _pending_lock:
+            pending.pop(tuple(gradients), None)
+            pending[tuple(gradients)] = dict(gradients)
 
 
 class HostArrays(NamedTuple):
@@ -203,10 +207,11 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 def _take(several: Sequence[int]) -> list[Deferred | None]:
     """Remove all pending gradients at these addresses; return the newest ones."""
     found: list[Deferred | None] = [None] * len(several)
-    for key, deferred in list(pending.items()):
-        found = [deferred.pop(one, None) or older for one, older in zip(several, found)]
-        if not deferred:
-            pending.pop(key, None)
+    with _pending_lock:
+        for key, deferred in list(pending.items()):
+            found = [deferred.pop(one, None) or older for one, older in zip(several, found)]
+            if not deferred:
+                del pending[key]
     return found
 
 

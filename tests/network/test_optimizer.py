@@ -1,5 +1,7 @@
 """Optimisers on the GPU, against MXNet's own: parameters after some steps, checkpoints, and wrong uses."""
 
+import threading
+
 import numpy as np
 import pytest
 from network_case import mx
@@ -310,6 +312,25 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
     update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
     assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+def test_gradients_of_a_pass_during_the_update_before_it_stay(way):
+    """As where another network's update looks at them: MXNet's engine does not order it against the passes."""
+
+    class Gradients(dict):
+        def pop(self, *arguments):
+            found = super().pop(*arguments)
+            later.start()
+            later.join(0.5)
+            return found
+
+    new = _gpu_update.Deferred(None, None, None)
+    later = threading.Thread(target=_gpu_update.defer, args=[{1: new}])
+    _gpu_update.pending[1,] = Gradients({1: _gpu_update.Deferred(None, None, None)})
+    assert _gpu_update._take([1])[0] is not new
+    later.join()
+    assert _gpu_update._take([1])[0] is new
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
