@@ -127,7 +127,7 @@ def _in_default_layout(array: Any, shared: bool = False, recorded: bool = False)
     if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
         return array
     may_change = shared and (recorded or not thread_pool.is_only_thread())
-    if may_change and array.stype == "default" and array.ndim == 4 and array.size:
+    if may_change and array.stype == "default" and array.ndim == 4 and array.size and array.dtype == np.float32:
         # Only this call knows the copy, so nobody changes its layout. Slices always have the default layout.
         return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
     default_layout.reorder(array)

@@ -189,6 +189,12 @@ def test_other_types_are_refused(dtype, capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_a_weight_of_another_type_leaves_no_failure_behind():
+    with mx.autograd.record(), pytest.raises(mx.MXNetError, match="weight: expected float32, got bool"):
+        mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)).astype("bool"), op_type="New", **GOOD)
+    mx.nd.waitall()
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_another_operators_errors_stay_as_they_are(later, capfd):
     """Before and after one of ours, for shapes and in a computation."""
