@@ -70,7 +70,7 @@ def copy(source: Path, to: Path, alone: bool = False) -> str:
             text = f"it includes {name}, which lies next to it in a folder of several submissions"
             raise EndedError("unsupported", f"{text}; give each submission a folder of its own")
         try:
-            if not path.is_file() or path.stat().st_size > left:
+            if path.stat().st_size > left or not path.is_file():
                 raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
             content = _ABSOLUTE.sub(_by_name, path.read_bytes())
         except OSError as error:

@@ -136,6 +136,11 @@ def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
 
 
+def test_a_source_that_has_gone_is_not_called_too_large(tmp_path: Path) -> None:
+    with pytest.raises(EndedError, match="cannot be read: No such file"):
+        sources.copy(tmp_path / "new-forward.h", tmp_path)
+
+
 def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
