@@ -18,7 +18,7 @@ def main() -> int:
     """Run the command that the first argument names; returns its exit code."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in ("-h", "--help"):
-        print(_HELP)
+        commands.print_lines([_HELP])
         return commands.OK
     if name not in commands.COMMANDS:
         got = repr(name) if name else "none"

@@ -93,8 +93,12 @@ def guard(program: str, work: Callable[[], int]) -> int:
     Ctrl-C prints one line with the program's name and gives exit code 130. Python cannot interrupt a computation of
     MXNet or of a kernel, nor MXNet's wait for it at exit. A thread therefore ends the process after _GRACE seconds.
     """
-    print_once = _watch_interrupts(program)
+    with _exit_on_interrupt(program):
+        print_once = _watch_interrupts(program)
     try:
+        # Where the caller ignores SIGINT, as a shell does for its background jobs, so does the command.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
         return work()
     except KeyboardInterrupt:
         print_once()
@@ -109,7 +113,8 @@ def guard(program: str, work: Callable[[], int]) -> int:
 def _exit_on_interrupt(program: str) -> Iterator[None]:
     """Inside the context, Ctrl-C ends the process without cleaning up.
 
-    This is for imports: NumPy turns a KeyboardInterrupt inside its import into an ImportError of many lines.
+    This is for what comes before a command's work: NumPy turns a KeyboardInterrupt inside its import into an
+    ImportError of many lines.
     """
     before = signal.getsignal(signal.SIGINT)
 
@@ -131,6 +136,15 @@ def _print_interrupted(program: str) -> None:
     print(f"{start}{program}: interrupted", file=sys.stderr, flush=True)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library crashes it."""
+    while frame is not None:
+        if "mxnet" in Path(frame.f_code.co_filename).parts:
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def _watch_interrupts(program: str) -> Callable[[], None]:
     """Start the thread that ends the process after Ctrl-C; returns a function that prints the line, once.
 
@@ -146,18 +160,6 @@ def _watch_interrupts(program: str) -> Callable[[], None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library crashes it."""
-        while frame is not None:
-            if "mxnet" in Path(frame.f_code.co_filename).parts:
-                return
-            frame = frame.f_back
-        raise KeyboardInterrupt
-
-    # Where the caller ignores SIGINT, as a shell does for its background jobs, so does the command.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
 
     def watch() -> None:
         while os.read(reader, 1) != bytes([signal.SIGINT]):

@@ -231,6 +231,11 @@ def interrupted(name):
 commands.import_module = interrupted
 commands.{}()
 """
+BEFORE_THE_WORK = """
+start = commands.threading.Thread.start
+commands.threading.Thread.start = lambda thread: (os.kill(os.getpid(), signal.SIGINT), start(thread))
+sys.exit(commands.guard("tool", lambda: 0))
+"""
 AT_EXIT = """
 atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(600)))
 sys.exit(commands.guard("tool", lambda: 0))
@@ -239,7 +244,10 @@ sys.exit(commands.guard("tool", lambda: 0))
 
 @pytest.mark.parametrize(
     ("program", "code"),
-    [*((f"ece408-{name}", IN_AN_IMPORT.format(name)) for name in ("bench", "grade", "report")), ("tool", AT_EXIT)],
+    [
+        *((f"ece408-{name}", IN_AN_IMPORT.format(name)) for name in ("bench", "grade", "report")),
+        *(("tool", BEFORE_THE_WORK), ("tool", AT_EXIT)),
+    ],
 )
 def test_ctrl_c_outside_a_commands_work(program: str, code: str) -> None:
     code = f"""
