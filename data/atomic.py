@@ -23,6 +23,8 @@ def folder_problem(path: Path | None) -> str | None:
     folder = path.absolute().parent
     if not os.path.isdir(folder):
         return f"expected a file in a folder that is there, got {path}"
+    if len(os.fsencode(path.name)) > os.pathconf(folder, "PC_NAME_MAX"):
+        return f"expected a file with a shorter name, got {path}"
     return None if _is_writable(folder) else f"expected a file in a folder that can be written, got {path}"
 
 
@@ -73,7 +75,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     The data go to a temporary file in the same folder, because a rename is atomic within one file system only. An
     exception removes the temporary file and leaves ``path`` as it was. Raises OSError if the folder is not writable.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    scratch = path.with_name(f".{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with open(scratch, "xb") as file:
             yield file

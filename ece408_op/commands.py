@@ -31,6 +31,8 @@ COMMANDS = {
 #: These handle Ctrl-C themselves: they compute in child processes, and ending those may take longer than _GRACE.
 _HANDLE_INTERRUPTS = {"grade", "report"}
 
+_MOST_DIGITS = 20
+
 #: Seconds from Ctrl-C until the process is ended by force.
 _GRACE = 0.7
 
@@ -56,7 +58,8 @@ def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
     """Return argparse's type of a whole number between both."""
 
     def parsed(word: str) -> int:
-        if not word.isdecimal() or not least <= int(word) <= most:
+        # Python refuses to read a number of thousands of digits.
+        if not word.isdecimal() or len(word) > _MOST_DIGITS or not least <= int(word) <= most:
             limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             raise argparse.ArgumentTypeError(f"expected a whole number {limits}, got {word!r}")
         return int(word)

@@ -14,11 +14,11 @@ from typing import Any
 from tqdm import tqdm
 
 from ece408_op import commands
-from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, print_lines, whole_number
 from ece408_op.core import roofline
 from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import output_file, output_folder
-from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
+from ece408_op.errors import DataError, DeviceError, Ece408Error, GraphError, MXNetImportError
 from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import ConvProblem
@@ -34,6 +34,8 @@ The outputs are checked; a wrong one has no time. The table goes to stdout, prog
 file is rewritten after each layer or network; after Ctrl-C, the same command with the same FILE goes on from there."""
 
 _EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
+
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.plots:
             plots.check()
         measured = _measure(_COMMANDS[options.command][0](options), options, " ".join(["ece408-bench", *words]))
-    except (MXNetImportError, DeviceError) as error:
-        print(error, file=sys.stderr)
-        return CANNOT
-    except (UnsupportedError, ValueError) as error:
-        subparsers[options.command].error(str(error))
-    if options.command == "sweep" and options.record and measured.passed:
-        _sweep.record(measured)
-    print(tables.table(measured))
-    for path in plots.draw(measured, options.plots) if options.plots else ():
-        print(path, file=sys.stderr)
+        if options.command == "sweep" and options.record and measured.passed:
+            _sweep.record(measured)
+        print_lines([tables.table(measured)])
+        for path in plots.draw(measured, options.plots) if options.plots else ():
+            print(path, file=sys.stderr)
+    except (Ece408Error, ValueError, OSError, MemoryError) as error:
+        if isinstance(error, ValueError) and not isinstance(error, (DataError, GraphError)):
+            subparsers[options.command].error(str(error))
+        print(f"ece408-bench: {error}", file=sys.stderr)
+        return CANNOT if isinstance(error, (MXNetImportError, DeviceError)) else FAILED
     return OK if measured.passed else FAILED
 
 
@@ -114,6 +116,13 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     if on_gpu:
         how = {"seed": options.seed, "precision": options.precision, "split_form": options.split_form}
         return _on_gpu(problems, layers.Settings(impls, options.repeats or 20, **how))
+    for name, problem in problems.items():
+        elements, both = max(map(math.prod, problem.shapes)), 2 * problem.bytes  # a fresh output and a reused one
+        if elements >= 1 << 31 or both > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise ValueError(
+                "--images: expected arrays that this machine's memory and MXNet can hold, fewer than 2**31 elements, "
+                f"got {elements} elements of {name}; use fewer images"
+            )
     mxnet_import.load()
     # Without --repeats, three calls, and no further one after 5 seconds.
     settings = layers.Settings(impls, options.repeats or 3, math.inf if options.repeats else 5.0, seed=options.seed)
@@ -144,7 +153,10 @@ def _networks_plan(options: argparse.Namespace) -> _Plan:
         try:
             name in own or mx.gluon.model_zoo.vision.get_model(name)
         except ValueError as error:
-            raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {error}") from None
+            names = " ".join(str(error).split())
+            raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {names}") from None
+        if name in own and (options.images or 0) > _layer_names.IMAGES:
+            raise ValueError(f"--images: expected at most {_layer_names.IMAGES} with {name}, got {options.images}")
     if options.training:
         words = (options.images, options.repeats or 10, options.gpus, options.seed)
         return _Plan({name: partial(_training.case, name, *words) for name in chosen}, on_gpu=True)
@@ -252,11 +264,13 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     option("transfers", "--images", text, **number, default=_layer_names.IMAGES)
     for command, seed in (("layers", 0), ("networks", 0), ("sweep", 408)):
         text = f"of data and random layers (default: {seed})"
-        option(command, "--seed", text, type=whole_number(0), default=seed)
+        option(command, "--seed", text, type=whole_number(0, 2**32 - 1), default=seed)
     option("sweep", "--again", "the layers that the tuning table has of this GPU, instead", **flag)
     option("sweep", "--record", "write the times into the tuning table, in place of older ones", **flag)
     cores = len(os.sched_getaffinity(0))
-    option(every, "--threads", f"threads of all contestants (default: {cores})", **number, default=cores)
+    # Too many threads would only wait for each other.
+    few: Any = {**number, "type": whole_number(1, _MOST_THREADS), "default": cores}
+    option(every, "--threads", f"threads of all contestants (default: {cores})", **few)
     option(every, "--repeats", "timed calls of each kind (fewer by default where a call takes seconds)", **number)
     option(every, "--json", "write all figures there, case by case", type=output_file, metavar="FILE")
     text = "draw bars, and a roofline of layers, there"

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.core import dispatch
 from ece408_op.core.check import agreement
 from ece408_op.data import find_test, load_test
@@ -156,9 +156,10 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
         model, size = [*given, *(model, size)[len(given) :]]
     if model not in files.list_names():
         parser.error(f"MODEL: expected one of {', '.join(files.list_names())}; got {model!r}")
-    if not size.lstrip("+-").isdecimal() or not 1 <= int(size) <= DATA_SET:
-        parser.error(f"SIZE: expected a number of images from 1 to {DATA_SET}, got {size!r}")
-    return model, int(size)
+    try:
+        return model, whole_number(1, DATA_SET)(size)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"SIZE: {error}")
 
 
 class _Script:

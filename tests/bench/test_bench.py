@@ -133,6 +133,26 @@ def test_an_interrupted_run_continues_from_its_file(mxnet, tmp_path, capsys, mon
     assert (run.cases[0], run.ceilings) == (begun.cases[0], begun.ceilings)
 
 
+@pytest.mark.parametrize("failing", [("results", "write"), ("tables", "table"), ("layers", "cpu_case")])
+def test_a_failure_of_this_machine_is_one_line(failing, mxnet, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    module, name = failing
+    monkeypatch.setattr(globals()[module], name, full)
+    assert main([*TWO_LAYERS, "--json", str(tmp_path / "bench.json")]) == 1
+    assert capsys.readouterr().err == "ece408-bench: No space left on device\n"
+
+
+def test_damaged_images_are_no_fault_of_the_command_line(mxnet, tmp_path, capsys, monkeypatch):
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(b"cut")
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"cut")
+    monkeypatch.setenv("ECE408_DATA", str(tmp_path))
+    assert main(["networks", "--network", "ece408-high", *SMALL]) == 1
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1) and "t10k-images-idx3-ubyte: not the published" in errors
+
+
 def test_a_wrong_output_is_shown_without_a_time_and_has_no_ratio():
     peer = Row(BUILT_IN, FRESH, (8.0,))
     wrong = Row("New x", FRESH, status=FAILED, reason="worst element [0, 1, 2, 3]: got 1, expected 2", impl="x")

@@ -24,7 +24,8 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        *((path, None) for path in (None, "new.json", "file", "folder/new.json")),
+        *((path, None) for path in (None, "new.json", "file", "folder/new.json", "x" * 255)),
+        ("x" * 256, f"expected a file with a shorter name, got {'x' * 256}"),
         ("", "expected a file, got the folder ."),
         ("folder", "expected a file, got the folder folder"),
         ("nowhere/x", "expected a file in a folder that is there, got nowhere/x"),
@@ -78,6 +79,11 @@ def test_a_failed_write_leaves_the_old_file() -> None:
         file.write(b"new")
         raise KeyboardInterrupt
     assert [path.read_bytes() for path in Path("folder").iterdir()] == [b"old"]
+
+
+def test_a_name_of_the_greatest_length() -> None:
+    write_text(Path("\u00e9" * 127), "text")
+    assert Path("\u00e9" * 127).read_text(encoding="utf-8") == "text"
 
 
 def test_a_text_makes_its_folder_and_keeps_what_is_no_utf_8() -> None:
