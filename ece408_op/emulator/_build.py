@@ -57,10 +57,12 @@ _CHECKS = {
         *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
     ),
 }
-#: A variable that is zero at first, in assembly; bytes between variables, more than a block's static shared memory; and
-#: the gaps behind the last variable of shared and of constant memory.
+#: A variable that is zero at first, in assembly; bytes between variables, more than a block's static shared memory.
 _VARIABLE = re.compile(r"^\t\.size\t(\S+), \d+\n(?=\1:\n\t\.zero\t)", re.MULTILINE)
 _GAP = 64 * 1024
+#: A section of one constant, read-only or not.
+_CONSTANT = re.compile(r'^(\t\.section\tece408_constant)\d+,"aw?', re.MULTILINE)
+#: The gaps behind the last variable of shared and of constant memory.
 _LAST_GAPS = "".join(
     f"\t.section\t{name}\n\t.zero\t{_GAP}\n" for name in ('.tbss.last,"awT",@nobits', 'ece408_constant,"aw"')
 )
@@ -136,8 +138,9 @@ def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = N
     assembly = (folder or unit.parent) / f"{unit.stem}.s"
     compile_with(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source, seconds)
     text = assembly.read_text(encoding="utf-8")
+    text = _CONSTANT.sub(r'\1,"aw', _VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text))
     last = _LAST_GAPS if folder else ""  # the runtime is linked last
-    assembly.write_text(_VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text) + last, encoding="utf-8")
+    assembly.write_text(text + last, encoding="utf-8")
     return assembly
 
 

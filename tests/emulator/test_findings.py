@@ -16,8 +16,8 @@ W = np.random.default_rng(1).standard_normal((2, 1, 5, 5)).astype(np.float32)
 
 #: Lines 1 to 4 are in front of the kernel's body, whose first line is 5.
 SOURCE = """#include <mxnet/base.h>
-namespace mxnet {{ namespace op {{
-__constant__ float filters[2 * 25]; __constant__ int sizes[50]; __device__ float table[64], other[64];
+namespace mxnet {{ namespace op {{ __device__ float table[64], other[64];
+__constant__ const int one[50] = {{1}}; __constant__ float filters[2 * 25]; __constant__ int sizes[50];
 __global__ void run(float *y, const float *x, const float *w) {{ const int i = threadIdx.x, b = blockIdx.x;
 {body}
 }}
@@ -89,7 +89,7 @@ WRONG = {
         "y[i] = all.s[0][i];",
         set(),
     ),
-    "constant memory": ("y[i] = filters[i % 50];", set()),
+    "constant memory": ("y[i] = filters[i % 50] + one[i % 50];", set()),
     "a sum of two blocks": ("y[i] += x[i];", {("race", 5, 5)}),
     "a zero for an atomic sum": ("if (b == 0) y[i] = 0;\natomicAdd(y + i, x[i]);", {("race", 6, 5)}),
     "values of two blocks": ("y[i] = x[i + b];", {("race", 5, 5)}),

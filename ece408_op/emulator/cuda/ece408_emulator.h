@@ -19,7 +19,10 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-#define __constant__ __attribute__((section("ece408_constant")))
+// g++ puts no constants into a section of variables: each gets its own, and _build.py joins them.
+#define __constant__ ECE408_CONSTANT(__COUNTER__)
+#define ECE408_CONSTANT(number) ECE408_NUMBERED(number)
+#define ECE408_NUMBERED(number) __attribute__((section("ece408_constant" #number)))
 // A program's thread-local variables lie side by side, so the runtime knows a block's shared memory by its address.
 #define __shared__ static __thread __attribute__((aligned(128)))
 #define __managed__ __attribute__((section("ece408_managed")))
