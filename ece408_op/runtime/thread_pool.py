@@ -24,6 +24,8 @@ class _Call:
     def __init__(self, work: Callable[[int], None], parts: int) -> None:
         self.work = work
         self.left = deque(range(parts))
+        #: Helpers that were asked for, and have not ended their work.
+        self.helpers = 0
         self.results: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def help(self) -> None:
@@ -56,15 +58,16 @@ class _Helpers:
     def __init__(self) -> None:
         self.calls: SimpleQueue[_Call] = SimpleQueue()
         self.lock = threading.Lock()
-        #: Helpers that exist, and those that calls have asked for and that have not ended their work.
+        #: Helpers that exist, and those that calls in progress have asked for and that have not ended their work.
         self.threads = self.asked = 0
 
     def ask(self, call: _Call, helpers: int) -> None:
-        for _ in range(helpers):
-            self.calls.put(call)
         with self.lock:
             # Calls at the same time must not wait for each other's helpers.
             self.asked += helpers
+            call.helpers = helpers
+            for _ in range(helpers):
+                self.calls.put(call)
             while self.threads < self.asked:
                 try:
                     threading.Thread(target=self._serve, name="ece408-op", daemon=True).start()
@@ -72,11 +75,20 @@ class _Helpers:
                     return
                 self.threads += 1
 
+    def dismiss(self, call: _Call) -> None:
+        """Ask for no helper of a call that is done: those that have not woken up yet are free for the next one."""
+        with self.lock:
+            self.asked -= call.helpers
+            call.helpers = 0
+
     def _serve(self) -> None:
         while True:
-            self.calls.get().help()
+            call = self.calls.get()
+            call.help()
             with self.lock:
-                self.asked -= 1
+                if call.helpers:
+                    self.asked -= 1
+                    call.helpers -= 1
 
 
 #: Helpers of ``parallel_for``, and of ``run_in_other_thread``, where callers do nothing.
@@ -94,8 +106,11 @@ def parallel_for(work: Callable[[int], None], parts: int, threads: int) -> None:
         return
     call = _Call(work, parts)
     _helpers.ask(call, min(threads, parts) - 1)
-    call.help()
-    call.wait(parts)
+    try:
+        call.help()
+        call.wait(parts)
+    finally:
+        _helpers.dismiss(call)
 
 
 def run_in_other_thread(work: Callable[[], _Result]) -> _Result:
@@ -107,9 +122,12 @@ def run_in_other_thread(work: Callable[[], _Result]) -> _Result:
     found: list[_Result] = []
     call = _Call(lambda _: found.append(work()), 1)
     _others.ask(call, 1)
-    if not _others.threads:
-        raise RuntimeError("expected another thread, got none: none can be started, as while the interpreter exits")
-    call.wait(1)
+    try:
+        if not _others.threads:
+            raise RuntimeError("expected another thread, got none: none can be started, as while the interpreter exits")
+        call.wait(1)
+    finally:
+        _others.dismiss(call)
     return found[0]
 
 

@@ -33,6 +33,19 @@ def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
     assert not broken
 
 
+def test_calls_one_after_another_share_their_helpers():
+    """Also those that a thread makes faster than helpers wake up."""
+    program = """
+import sys, threading
+from ece408_op.runtime.thread_pool import parallel_for
+sys.setswitchinterval(100)
+for _ in range(200):
+    parallel_for(lambda part: None, 3, 3)
+print(sum(thread.name == "ece408-op" for thread in threading.enumerate()))
+"""
+    assert printed("-c", program) == "2\n"
+
+
 def test_every_part_is_done_once():
     done: list[int] = []
     parallel_for(done.append, 100, 4)
