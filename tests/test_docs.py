@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_case import require_gpu
+from nvrtc import needs_nvrtc
 from process import printed
 from text_changes import changed
 
@@ -112,11 +113,8 @@ print(dispatch.find("shifted").device, dispatch.find("four_across").device)
     assert not {"shifted", "four_across"} & set(" ".join(chosen).split())
 
 
+@needs_nvrtc
 def test_the_tutorials_cuda_kernel_compiles(checkout: Path) -> None:
-    import nvrtc
-
-    if nvrtc.missing():
-        pytest.skip(f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]")
     code = """
 import sys
 sys.path.insert(0, "tests/helpers")

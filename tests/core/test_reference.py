@@ -98,10 +98,9 @@ def test_sums_are_the_convolution_its_magnitude_and_the_root_of_the_squares():
     assert reference.sums(x, w)[2].shape == problem.y_shape
 
 
+@nvrtc.needs_nvrtc
 @pytest.mark.parametrize("architecture", [60, 90])
 def test_the_gpus_kernel_compiles(architecture):
-    if nvrtc.missing():
-        pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
     kernels = nvrtc.compile_text(reference.KERNEL, architecture)
     assert kernels["sums"].spill_bytes == 0
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from cuda_layers import H200
 from process import python
 
 from ece408_op.core import dispatch, tuning
@@ -110,12 +111,11 @@ def _recorded():
     """Of every row and kernel with an estimate of its own: the chip, the problem, the kernel, what is recorded."""
     known = {kernel.name: kernel for kernel in KERNELS}
     for table in tuning.read(tuning.TABLE):
-        assert table.chip == "NVIDIA H200", "another chip: give its figures here"
-        chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+        assert table.chip == H200.name, "another chip: give its figures here"
         for row in table.layers:
             own = [name for name in row.milliseconds if known[name].predicted_milliseconds is not roofline_milliseconds]
             assert sorted(row.estimates) == sorted(own)
-            yield from ((chip, row.problem, known[name], row.estimates[name]) for name in own)
+            yield from ((H200, row.problem, known[name], row.estimates[name]) for name in own)
 
 
 def test_estimates_in_the_table_are_those_of_the_kernels():
@@ -190,13 +190,12 @@ def test_the_tables_own_names_are_kernels():
 @pytest.mark.parametrize("images", [10, 100, 10_000])
 @pytest.mark.parametrize("layer", COURSE_LAYERS)
 def test_auto_takes_what_was_fastest_for_that_many_images_of_a_course_layer(layer, images):
-    (table,) = (table for table in tuning.read(tuning.TABLE) if table.capability == (9, 0))
-    chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+    (table,) = (table for table in tuning.read(tuning.TABLE) if table.chip == H200.name)
     problem = COURSE_LAYERS[layer].with_batch(images)
     (row,) = (row for row in table.layers if row.problem == problem)
     exact = {kernel.name for kernel in KERNELS if kernel.precision == "float32"}
     fastest = min((name for name in row.milliseconds if name in exact), key=lambda name: row.milliseconds[name])
-    assert dispatch.select(problem, "gpu", chip=chip).name == fastest
+    assert dispatch.select(problem, "gpu", chip=H200).name == fastest
 
 
 def test_a_smaller_chip_of_the_same_kind_chooses_alike():

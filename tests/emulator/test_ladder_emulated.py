@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_layers import chip_of
+from cuda_layers import H200, chip_of
 from plan_runs import assert_right
 
 from ece408_op.core import dispatch
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip
 
 ROOT = Path(__file__).parents[2]
-H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 KERNELS = {
     kernel.name: kernel
     for kernel in map(dispatch.find, dispatch.names("gpu"))

@@ -117,6 +117,9 @@ def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProb
     )
 
 
+H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
+
+
 def chip_of(architecture: int) -> Chip:
     """A chip of that architecture with the shared memory that all chips of the architecture have."""
     shared = {50: 48, 60: 48, 70: 96, 80: 163, 90: 227, 100: 227, 120: 99}[architecture]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from ece408_op.runtime import ptxas
 
 #: The library of each release of the test extra, below site-packages.
@@ -31,9 +33,18 @@ class Report:
     serialized: bool  # each wgmma waits for the one before
 
 
+def _site() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
 def missing() -> list[str]:
     """The releases that are not installed."""
     return [release for release, path in LIBRARIES.items() if not (_site() / path).is_file()]
+
+
+needs_nvrtc = pytest.mark.skipif(
+    bool(missing()), reason=f"NVRTC {', '.join(missing())} not installed: pip install ece408-op[test]"
+)
 
 
 def compile_text(
@@ -70,10 +81,6 @@ def _reports(log: str) -> dict[str, Report]:
         )
         for one in ptxas.kernels(log)
     }
-
-
-def _site() -> Path:
-    return Path(sysconfig.get_path("purelib"))
 
 
 @cache

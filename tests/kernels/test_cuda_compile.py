@@ -22,9 +22,7 @@ from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.problem import DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, Launch
 
-pytestmark = pytest.mark.skipif(
-    bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
-)
+pytestmark = nvrtc.needs_nvrtc
 
 #: The architecture that layers of every kind are compiled for, if the kernel takes it; the others get one layer each.
 MAIN = 80

@@ -9,6 +9,7 @@ import nvrtc
 import pytest
 from cuda_layers import chip_of
 from gpu_case import supported
+from test_split_form_emulated import RELU, joined
 
 from ece408_op.core import reference
 from ece408_op.errors import UnsupportedError
@@ -24,7 +25,6 @@ LAYERS = [
     ConvProblem(40, 30, 5, 3, 130, 1),
     ConvProblem(2, 64, 12, 11, 48, 3, stride=(2, 1), pad=(1, 0), groups=2),
 ]
-RELU = "((v) < 0.f ? 0.f : (v))"
 
 
 @pytest.mark.parametrize(
@@ -66,23 +66,12 @@ COMPILED = [
 ]
 
 
+@nvrtc.needs_nvrtc
 @pytest.mark.parametrize(("components", "problem", "more"), COMPILED, ids=str)
 def test_it_keeps_its_values_in_registers(components, problem, more):
-    if nvrtc.missing():
-        pytest.skip("needs NVRTC: pip install ece408-op[test]")
     program = split_form.convolution(problem, chip_of(90), components, more, more, RELU if more else None)
     report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
-
-
-def _joined(split: Any, scales: Any, channels: int) -> np.ndarray:
-    """Return a split array (components, B, H, W, C') in float64, as (B, C, H, W)."""
-    parts, exponents = split.get().astype(np.float64), scales.get()[:, 0].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        values = parts[0] + (parts[1] / 2048 if len(parts) == 2 else 0)
-    values = np.where(np.isfinite(parts[0]), values, parts[0]) * 2.0 ** -exponents[:, None, None, None]
-    assert (parts[..., channels:] == 0).all(), "channels beyond the last are not zero"
-    return np.moveaxis(values[..., :channels], 3, 1)
 
 
 class _Layer:
@@ -146,9 +135,9 @@ def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
     if special.endswith("weight"):
         w[0, 0, 0, 0] = np.inf if special == "infinite weight" else 1e-20
     layer = _Layer(problem, components, w, x)
-    split_x = _joined(layer.x, layer.x_scales, problem.channels)
+    split_x = joined(layer.x.get(), layer.x_scales.get(), problem.channels)
     plain, plain_scales = layer.run()
-    y = _joined(plain, plain_scales, problem.filters)
+    y = joined(plain.get(), plain_scales.get(), problem.filters)
     _assert_close(y, split_x, w, layer, 0.0, relu=False)
     with np.errstate(invalid="ignore"):
         largest = np.abs(y).reshape(len(y), -1).max(axis=1)
@@ -159,5 +148,5 @@ def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
     assert not np.isfinite(recorded[~finite]).any()
     bias = rng.standard_normal(problem.filters).astype(np.float32)
     arrays = {"bias": cp.asarray(bias), "residual": plain, "residual_scales": plain_scales}
-    out = _joined(*layer.run(RELU, **arrays), problem.filters)
+    out = joined(*(array.get() for array in layer.run(RELU, **arrays)), problem.filters)
     _assert_close(out, split_x, w, layer, y + bias[:, None, None], relu=True)

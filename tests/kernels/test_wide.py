@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cuda_layers import H200
 from gpu_case import poisoned_run, require_support
 
 from ece408_op.core import dispatch
@@ -15,10 +16,8 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cuda.split_precision import wide
 from ece408_op.problem import ConvProblem, DataGradient
-from ece408_op.runtime.launch import Chip
 
 POINTWISE, GENERAL = wide.FP16X3
-H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 
 #: Padding, strides, dilation, rectangular filters, groups whose channels fill no multiple of TMA's eight, filters as
 #: large as the padded image, more padding than filter.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_layers import H200
 from gpu_case import require_gpu
 from process import on_path
 
@@ -24,13 +25,11 @@ from ece408_op.lab import __path__ as folders
 from ece408_op.lab import _findings, _ncu
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.launch import Chip
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
 from ece408_op.submission import EndedError, build, runner
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
-H200 = Chip("NVIDIA H200", (9, 0), 132, 227 << 10)
 
 needs_emulator = pytest.mark.usefixtures("emulates")
 

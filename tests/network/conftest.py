@@ -3,7 +3,7 @@
 import network_fake
 import pytest
 from gpu_case import require_gpu
-from network_case import WAYS, computing
+from network_case import WAYS, computing, require_gpus
 
 
 @pytest.fixture(params=WAYS[:2])
@@ -12,6 +12,12 @@ def way(request):
     with computing(request.param):
         yield request.param
     network_fake.forget()
+
+
+@pytest.fixture
+def two_gpus(way):
+    """Compute on NumPy in place of CuPy, and on GPUs where there are two."""
+    require_gpus("none" if way == "numpy" else "gpu", 2)
 
 
 @pytest.fixture(params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])

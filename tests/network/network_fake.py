@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import numpy_operators
+from cuda_layers import H200
 
 from ece408_op.network import _dense, _gpu_update, _updates, engine, trainer
 from ece408_op.network._data_parallel import Rank
@@ -28,10 +29,9 @@ from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda, nccl, pinned
 from ece408_op.runtime.copy_pipeline import StagingBuffer
-from ece408_op.runtime.launch import Chip, Launch
+from ece408_op.runtime.launch import Launch
 
 MEMORY = 1 << 30
-CHIP = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 
 
 class Pointer:
@@ -371,7 +371,7 @@ def installed():
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
-    patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": prepared, "execute": checked}
+    patched = {"cupy": lambda: module, "chip": lambda number=0: H200, "prepared_launch": prepared, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
     with ExitStack() as stack:

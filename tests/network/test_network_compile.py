@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import nvrtc
-import pytest
 from cuda_layers import chip_of, each_architecture
 
 from ece408_op.kernels.cuda.split_precision import dense
@@ -17,9 +16,7 @@ from ece408_op.network._updates import Rule
 from ece408_op.plugin import _passes as _operator_passes
 from ece408_op.problem import ConvProblem
 
-pytestmark = pytest.mark.skipif(
-    bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
-)
+pytestmark = nvrtc.needs_nvrtc
 COURSE = Pooling("Pooling", kernel=(2, 2), stride=(2, 2))
 OTHER = Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False)
 PASSES = [

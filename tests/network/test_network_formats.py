@@ -1,8 +1,8 @@
 """Which values of a network are split activations, and where they are converted."""
 
 import pytest
+from cuda_layers import H200
 from network_case import mx, mxnets, ours, text_of, values
-from network_fake import CHIP
 
 import ece408_op
 from ece408_op.network import _formats, _split_layers
@@ -28,7 +28,7 @@ def formats(symbol, shape):
     )
     network = parse(text_of(node)).fused()
     shapes = network.infer({"data": shape})
-    found, _, split = _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(CHIP, *each))
+    found, _, split = _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(H200, *each))
     nodes = [node for number, node in found.operators if number in split]
     return [node.name for node in nodes], [node.name for _, node in found.operators if node.op in ("split", "join")]
 

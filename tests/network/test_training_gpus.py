@@ -14,12 +14,7 @@ from ece408_op.network import _data_parallel
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda, nccl
 
-pytestmark = pytest.mark.usefixtures("way")
-
-
-@pytest.fixture(autouse=True)
-def several(way):
-    require_gpus("none" if way == "numpy" else "gpu", 2)
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def plain():

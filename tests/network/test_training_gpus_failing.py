@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from network_case import mx, require_gpus
+from network_case import mx
 from network_fake import OutOfMemoryError
 from process import printed
 from test_training import assert_close, bound, images, results, small, step
@@ -16,12 +16,7 @@ from ece408_op.network._training_gpu import GpuOperators
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
-pytestmark = pytest.mark.usefixtures("way")
-
-
-@pytest.fixture(autouse=True)
-def several(way):
-    require_gpus("none" if way == "numpy" else "gpu", 2)
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
 
 def failing(monkeypatch, error, most):
