@@ -167,7 +167,7 @@ def _share(part: float, full: float) -> float:
 def gradescope(record: Data, shown: Data) -> dict[str, Any]:
     """Gradescope's results.json for one submission: points, and times to compare; ``shown`` is what its page shows."""
     passed, networks = record["status"] == "passed", record["networks"]
-    # The decisive network of a submission that passed was tried again with more images for its times alone.
+    # The decisive network of a submission that passed runs again, with more images, for its times alone.
     names = [network["network"] for network in networks]
     counted = [network for at, network in enumerate(networks) if not passed or network["network"] not in names[:at]]
     # Where its constants point to a network, it has all points if it passed; else each network has a share.
