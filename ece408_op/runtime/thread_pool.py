@@ -41,16 +41,6 @@ class _Call:
             else:
                 self.results.put(None)
 
-    def wait(self, parts: int) -> None:
-        """Wait until that many parts are done; raises the error of one."""
-        errors = [error for error in (self.results.get() for _ in range(parts)) if error is not None]
-        try:
-            if errors:
-                raise errors[0]
-        finally:
-            # The error refers to this frame: a cycle would keep all that its traceback has.
-            errors.clear()
-
 
 class _Helpers:
     """Threads that wait for calls. They are daemons: the interpreter's exit does not wait for them."""
@@ -75,11 +65,19 @@ class _Helpers:
                     return
                 self.threads += 1
 
-    def dismiss(self, call: _Call) -> None:
-        """Ask for no helper of a call that is done: those that have not woken up yet are free for the next one."""
+    def wait(self, call: _Call, parts: int) -> None:
+        """Wait until that many parts are done; raises the error of one."""
+        errors = [error for error in (call.results.get() for _ in range(parts)) if error is not None]
         with self.lock:
+            # Helpers that have not woken up yet are free for the next call. Not after an interrupt: they may be busy.
             self.asked -= call.helpers
             call.helpers = 0
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            # The error refers to this frame: a cycle would keep all that its traceback has.
+            errors.clear()
 
     def _serve(self) -> None:
         while True:
@@ -106,11 +104,8 @@ def parallel_for(work: Callable[[int], None], parts: int, threads: int) -> None:
         return
     call = _Call(work, parts)
     _helpers.ask(call, min(threads, parts) - 1)
-    try:
-        call.help()
-        call.wait(parts)
-    finally:
-        _helpers.dismiss(call)
+    call.help()
+    _helpers.wait(call, parts)
 
 
 def run_in_other_thread(work: Callable[[], _Result]) -> _Result:
@@ -122,12 +117,9 @@ def run_in_other_thread(work: Callable[[], _Result]) -> _Result:
     found: list[_Result] = []
     call = _Call(lambda _: found.append(work()), 1)
     _others.ask(call, 1)
-    try:
-        if not _others.threads:
-            raise RuntimeError("expected another thread, got none: none can be started, as while the interpreter exits")
-        call.wait(1)
-    finally:
-        _others.dismiss(call)
+    if not _others.threads:
+        raise RuntimeError("expected another thread, got none: none can be started, as while the interpreter exits")
+    _others.wait(call, 1)
     return found[0]
 
 

@@ -46,6 +46,31 @@ print(sum(thread.name == "ece408-op" for thread in threading.enumerate()))
     assert printed("-c", program) == "2\n"
 
 
+def test_a_call_after_an_interrupted_one_does_not_wait_for_its_helper():
+    program = """
+import signal, threading
+from ece408_op.runtime.thread_pool import parallel_for
+main, begun, end = threading.main_thread(), threading.Event(), threading.Event()
+
+def work(part):
+    if threading.current_thread() is main:
+        begun.wait(60)
+        threading.Timer(0.2, lambda: signal.pthread_kill(main.ident, signal.SIGINT)).start()
+    else:
+        begun.set()
+        end.wait(60)
+
+try:
+    parallel_for(work, 2, 2)
+except KeyboardInterrupt:
+    both = threading.Barrier(2, timeout=30)
+    parallel_for(lambda part: both.wait(), 2, 2)
+    print("done")
+end.set()
+"""
+    assert printed("-c", program) == "done\n"
+
+
 def test_every_part_is_done_once():
     done: list[int] = []
     parallel_for(done.append, 100, 4)
