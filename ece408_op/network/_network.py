@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 from ece408_op.errors import GraphError
@@ -159,9 +158,13 @@ def of_graph(graph: Graph, text: str) -> Network:
 
 
 def _text(graph: Graph) -> str:
-    """Return the graph as MXNet 1.9.1 writes it; any name of a variable would be a keyword of MXNet's functions."""
+    """Return the graph as MXNet 1.9.1 writes it, with each node's first output as an output of the graph.
+
+    Any name of a variable would be a keyword of MXNet's functions.
+    """
     nodes = [replace(n, name=f"value{i}") if n.op == VARIABLE else n for i, n in enumerate(graph.nodes)]
-    return replace(graph, nodes=nodes, attrs={"mxnet_version": ["int", 10901]}).dump(indent=None)
+    heads = [Entry(number) for number in range(len(nodes))]
+    return replace(graph, nodes=nodes, heads=heads, attrs={"mxnet_version": ["int", 10901]}).dump(indent=None)
 
 
 @lru_cache(maxsize=4 * _CACHED)
@@ -173,17 +176,18 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
 
         got = ", ".join(str(shape) for _, shape in data)
         try:
-            values, positions = _values_of(text)
             # For MXNet's older operators a length of 0 and a shape of no dimensions are unknown, unless it is asked to
             # see them as mx.np does. Not infer_shape, which prints its arguments where it fails.
             with mx.util.np_shape(True):
-                _, shapes, _ = values._infer_shape_impl(False, **{f"value{number}": shape for number, shape in data})
+                _, shapes, _ = _symbol(text)._infer_shape_impl(
+                    False, **{f"value{number}": shape for number, shape in data}
+                )
         except mx.MXNetError as error:
             reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
             raise GraphError(f"{_WHERE}: {reason}") from None
         if shapes is None:
             raise GraphError(f"{_WHERE}: expected the shapes of all data and labels, got {got}; give all of them")
-        return [tuple(shapes[position]) for position in positions]
+        return [tuple(shape) for shape in shapes]
 
     # In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
     # network may be the caller.
@@ -191,9 +195,8 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
 
 
 @lru_cache(maxsize=_CACHED)
-def _values_of(text: str) -> tuple[Any, list[int]]:
-    """Return MXNet's symbol of all nodes' outputs, and the position of each node's first one."""
+def _symbol(text: str) -> Any:
+    """Return MXNet's symbol of a graph."""
     import mxnet as mx
 
-    outputs = [int(node.attrs.get("num_outputs", 1)) for node in Graph.parse(text, _WHERE).nodes]
-    return mx.sym.load_json(text).get_internals(), [0, *accumulate(outputs[:-1])]
+    return mx.sym.load_json(text)

@@ -175,6 +175,13 @@ def test_softmax(way, sizes, axis, temperature):
     case.check(symbol, {"data": sizes}, way, sizes[axis], 99 * sizes[axis])
 
 
+def test_a_value_behind_an_operator_of_several_outputs():
+    """MXNet's rrelu has a second output, the random slopes."""
+    symbol = S.concat(S.LeakyReLU(data, act_type="rrelu")[0], data, dim=1)
+    (got,), (expected,) = (of(symbol, {"data": np.float32([[[-2, 3]]])}, {}) for of in (ours, mxnets))
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_false_has_all_of_mxnets_spellings():
     for symbol in (S.BatchNorm(data, output_mean_var=0), S.softmax(data, use_length="false")):
         case.check_outputs(symbol, {"data": (2, 3)}, "numpy")
