@@ -105,8 +105,9 @@ def build(
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
-    unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
+    name = re.sub(r'["\n]', "_", source.name)  # no #include takes these
+    (inner / source.name).rename(inner / name)
+    unit.write_bytes(os.fsencode(f'#include "{name}"\n#include <ece408_grade/after.h>\n'))
     command = _command(unit, code, tools.folder / "headers", architecture)
     _let_all_read(folder)
     (folder / "out").mkdir()
@@ -131,7 +132,7 @@ def build(
             raise EndedError("unsupported", reason)
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
-    text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, source.name)
+    text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, name)
     if context == "cpu" and "__global__" in text:
         text = f"it holds a kernel in CUDA: is it the file for --context gpu, called .h?\n{text}"
     raise EndedError("compile_error", text)

@@ -231,3 +231,11 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(
         monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     with build.new_folder("build") as folder, pytest.raises(HarnessError, match=said):
         build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())
+
+
+@needs_sandbox
+def test_a_name_that_no_include_takes(tmp_path: Path) -> None:
+    source = tmp_path / 'a"b>\nc.h'
+    source.write_text("#error seen", encoding="utf-8")
+    with build.new_folder("build") as folder, pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
+        build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
