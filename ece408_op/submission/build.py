@@ -173,7 +173,7 @@ def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
 def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
     """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is."""
     behind = dict(zip(lines, lines[1:]))
-    wanted = [line for line in lines if re.search(_ERROR, line)]
+    wanted = [line for line in lines if re.search(_ERROR, line) and not line[:1].isspace()]  # code stands further in
     if not any(own.search(line) or "behind the end" in line for line in wanted):
         wanted += [line for line in lines if own.match(line)]
     chosen = list(dict.fromkeys(wanted or lines))

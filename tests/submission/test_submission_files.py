@@ -114,12 +114,13 @@ def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n",
-        "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *y) {}\n      | ^~~~\n",
+        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *error) {}\n  ^\n",
+        "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *error) {}\n      | ^~~~\n",
     ],
 )
 def test_the_code_stands_below_its_error(said: str) -> None:
-    assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
+    code = "_global_ void k(float *error) {}"
+    assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == [f"    {code}"]
 
 
 def test_the_linkers_error_is_shown() -> None:
