@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -94,6 +95,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # else the files with the most tests come first
     return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Leave no handler of SIGTERM behind, which the commands that tests call set for their process."""
+    before = signal.getsignal(signal.SIGTERM)
+    result = yield
+    signal.signal(signal.SIGTERM, before)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
