@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from network_case import mx
 from network_fake import Array, OutOfMemoryError
-from test_training import S, assert_close, data, images, module, ndarrays, steps
+from test_training import S, assert_close, data, images, module, ndarrays, node_of, steps
 
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
@@ -33,8 +33,7 @@ def network(gradients="cpu"):
     args, aux = images(symbol)
     if gradients is None:
         return symbol, args, aux
-    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
-    return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients=gradients)[0], args, aux
+    return node_of(symbol, args, aux, gradients=gradients), args, aux
 
 
 def test_a_kvstore_that_updates(tmp_path):

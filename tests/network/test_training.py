@@ -25,9 +25,9 @@ data = S.Variable("data")
 pytestmark = pytest.mark.usefixtures("way")
 
 
-def node_of(symbol, args, aux=(), inputs=("data", "softmax_label")):
+def node_of(symbol, args, aux=(), inputs=("data", "softmax_label"), **options):
     params = ndarrays({name: array for name, array in args.items() if name not in inputs})
-    return ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), for_training=True)[0]
+    return ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), for_training=True, **options)[0]
 
 
 def bound(symbol, args, aux, request="write"):
@@ -195,9 +195,7 @@ def test_each_pass_ends_when_its_gpu_has_computed(gradients, monkeypatch):
     """Its memory may be the next step's, whose copies run on other streams; and its errors are its own."""
     symbol = small()
     args, aux = images(symbol)
-    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
-    node, *_ = ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients=gradients)
-    executor = bound(node, args, aux)
+    executor = bound(node_of(symbol, args, aux, gradients=gradients), args, aux)
     done, execute, synchronize = [], cuda.execute, Stream.synchronize
     stream = host_context.gpu(0).stream
     monkeypatch.setattr(cuda, "execute", lambda *given: done.append("launch") or execute(*given))
@@ -382,9 +380,7 @@ def test_steps_of_module_fit(name, way):
         )
         return np.array(found)
 
-    params = ndarrays({n: a for n, a in args.items() if n not in inputs})
-    node, *_ = ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients="gpu")
-    theirs, ours = losses(symbol, "sgd"), losses(node, "gpusgd")
+    theirs, ours = losses(symbol, "sgd"), losses(node_of(symbol, args, aux, inputs, gradients="gpu"), "gpusgd")
     spread = np.max([np.abs(losses(symbol, "sgd", noise) - theirs) for noise in range(1, 4)], axis=0)
     assert len(theirs) == steps
     tolerance = np.maximum(4 * np.maximum.accumulate(spread), 2.0**-20 * theirs)

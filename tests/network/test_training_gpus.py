@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from network_case import mx, require_gpus, values
 from network_fake import Communicator
-from test_training import S, assert_close, bound, data, images, module, ndarrays, results, small, step, steps
+from test_training import S, assert_close, bound, data, images, module, ndarrays, node_of, results, small, step, steps
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
@@ -27,10 +27,7 @@ def plain():
 
 
 def on_gpus(symbol, args, aux, numbers, **options):
-    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
-    words = {"for_training": True, "device_ids": numbers, **options}
-    node, *_ = ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), **words)
-    return node
+    return node_of(symbol, args, aux, device_ids=numbers, **options)
 
 
 def test_several_outputs_and_labels_in_any_shape():
