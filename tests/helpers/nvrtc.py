@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sysconfig
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,8 @@ def compile_text(
         rest = [o for o in options if not o.startswith("--gpu-architecture")]
         flags = [*names, "--std=c++17", "--ptxas-options=-v", *rest]
         array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
-        status = nvrtc.nvrtcCompileProgram(program, len(flags), array)
+        with _own_locale():
+            status = nvrtc.nvrtcCompileProgram(program, len(flags), array)
         size = ctypes.c_size_t()
         _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
         log = ctypes.create_string_buffer(size.value)
@@ -70,6 +72,18 @@ def compile_text(
         return _reports(log.value.decode())
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@contextmanager
+def _own_locale():
+    """Releases before 12.6.2 leave their thread with the C locale, in which Python reads files as ASCII."""
+    uselocale = ctypes.CDLL(None).uselocale
+    uselocale.restype, uselocale.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = uselocale(None)
+    try:
+        yield
+    finally:
+        uselocale(before)
 
 
 def _reports(log: str) -> dict[str, Report]:
