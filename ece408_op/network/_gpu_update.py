@@ -7,7 +7,6 @@ NaN, and arithmetic in place changes their bits.
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,11 +44,9 @@ class Deferred(NamedTuple):
     owner: Any
 
 
-#: Deferred gradients of each of the last backward passes by the addresses of all their arrays: networks whose update
-#: never comes do not keep the GPU's memory. Not by the parameters': a KVStore updates its own copies of these.
-pending: BoundedDict[tuple[int, ...], dict[int, Deferred]] = BoundedDict(16)
-#: MXNet's threads compute the passes and updates of several networks at the same time.
-_pending_lock = threading.RLock()
+#: The last deferred gradients by the addresses of their arrays: networks whose update never comes do not keep the GPU's
+#: memory. Not by the parameters': a KVStore updates its own copies of these. One update may be that of many networks.
+pending: BoundedDict[int, Deferred] = BoundedDict(4096)
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -62,10 +59,9 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 
 def defer(gradients: Mapping[int, Deferred]) -> None:
     """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
-    if gradients:
-        with _pending_lock:
-            pending.pop(tuple(gradients), None)
-            pending[tuple(gradients)] = dict(gradients)
+    for at, gradient in gradients.items():
+        pending.pop(at, None)
+        pending[at] = gradient
 
 
 class HostArrays(NamedTuple):
@@ -158,7 +154,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
         one.state.pin(one.parameter, one.host)
-    taken = _take([one.host.addresses[1] for one in operands])
+    taken = [pending.pop(one.host.addresses[1], None) for one in operands]
     deferred = [
         gradient if _is_deferred(gradient, one.host.bits, once) else None
         for gradient, one, once in zip(taken, operands, written_once)
@@ -202,17 +198,6 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _take(several: Sequence[int]) -> list[Deferred | None]:
-    """Remove all pending gradients at these addresses; return the newest ones."""
-    found: list[Deferred | None] = [None] * len(several)
-    with _pending_lock:
-        for key, deferred in list(pending.items()):
-            found = [deferred.pop(one, None) or older for one, older in zip(several, found)]
-            if not deferred:
-                del pending[key]
-    return found
 
 
 def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:

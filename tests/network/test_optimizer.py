@@ -1,7 +1,5 @@
 """Optimisers on the GPU, against MXNet's own: parameters after some steps, checkpoints, and wrong uses."""
 
-import threading
-
 import numpy as np
 import pytest
 from network_case import mx
@@ -92,6 +90,28 @@ def test_a_gluon_trainer_with_frozen_parameters_and_a_layer_outside(tmp_path):
         return {name: parameter.data() for name, parameter in params.items()}
 
     assert_close(trained("gpuadam", gradients="gpu"), trained("adam"))
+
+
+def test_one_update_of_many_networks():
+    """As of the parts around layers that no gpu_network supports."""
+
+    def trained(rule, **options):
+        mx.random.seed(5)
+        layers, net = [mx.gluon.nn.Dense(3, in_units=3) for _ in range(20)], mx.gluon.nn.Sequential()
+        x, parameters = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (4, 3))), []
+        for one in layers:
+            one.initialize(mx.init.Xavier())
+            parameters += one.collect_params().values()
+            net.add(ece408_op.gluon.on_gpu(one, x, **options) if options else one, mx.gluon.nn.Lambda("sin"))
+        learner = mx.gluon.Trainer(parameters, rule, {"learning_rate": 0.1})
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            learner.step(1)
+        return {str(number): one.data() for number, one in enumerate(parameters)}
+
+    assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"))
 
 
 def test_gradients_on_the_gpu_are_nan_and_used_once():
@@ -296,7 +316,8 @@ def test_forward_passes_before_the_last_update(order):
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
-def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
+def test_gradients_of_networks_that_are_never_updated_do_not_stay(way, monkeypatch):
+    monkeypatch.setattr(_gpu_update.pending, "_capacity", 16)
     symbol = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer")
     executors = []
     for _ in range(20):
@@ -307,29 +328,10 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
         executors[-1].forward(is_train=True)
         executors[-1].backward([mx.nd.ones((4, 2))])
         mx.nd.waitall()
-    assert sum(map(len, _gpu_update.pending.values())) == 16
+    assert len(_gpu_update.pending) == 16
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
     update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
     assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
-
-
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
-def test_gradients_of_a_pass_during_the_update_before_it_stay(way):
-    """As where another network's update looks at them: MXNet's engine does not order it against the passes."""
-
-    class Gradients(dict):
-        def pop(self, *arguments):
-            found = super().pop(*arguments)
-            later.start()
-            later.join(0.5)
-            return found
-
-    new = _gpu_update.Deferred(None, None, None)
-    later = threading.Thread(target=_gpu_update.defer, args=[{1: new}])
-    _gpu_update.pending[1,] = Gradients({1: _gpu_update.Deferred(None, None, None)})
-    assert _gpu_update._take([1])[0] is not new
-    later.join()
-    assert _gpu_update._take([1])[0] is new
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
