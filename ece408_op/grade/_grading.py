@@ -185,7 +185,7 @@ class Grader(Bench):
         self.progress("compiling")
         limits, architecture = self.spec.limits, f"sm_{self.chip.architecture}" if self.chip else ""
         program = build.build(one.source, one.context, folder, self.tools, limits, architecture, one.alone)
-        return replace(program, source=read(one.source)[: sources.SEARCHED], most=limits.all_seconds)
+        return replace(program, source=beginning(one.source, sources.SEARCHED), most=limits.all_seconds)
 
     def _try(self, program: Program) -> Record:
         spec, pointed, demanded = self.spec, pointed_to(program.source), self.spec.demanding
@@ -262,11 +262,6 @@ def for_gpu(tools: Tools, rules: Spec) -> Grader:
     """The grader for this machine's first GPU; raises DeviceError where there is none."""
     alone = threading.Lock()
     return Grader(tools, rules, Device(0), chip=cuda.chip(), images=_GPU_IMAGES, runs=_GPU_RUNS, alone=alone)
-
-
-def read(path: Path | None) -> str:
-    """A source's text; empty where there is none that can be read."""
-    return beginning(path, sources.MOST_BYTES) if path and os.path.isfile(path) else ""
 
 
 def shown(path: Path | str) -> str:
