@@ -33,7 +33,7 @@ on the CPU, in up to 3 minutes on two cores.
 The outputs are checked; a wrong one has no time. The table goes to stdout, progress to stderr. With --json FILE, the
 file is rewritten after each layer or network; after Ctrl-C, the same command with the same FILE goes on from there."""
 
-_EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
+_EXITS = "exit codes: 0 done, 1 failed or an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
 
 _MOST_THREADS = 1024
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str)
     """Put a program of that name, which runs Python code that may use sys, in front of PATH."""
     program = folder / "bin" / name
     program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+    script = program.with_suffix(".py")
+    script.write_text(f"import sys\n{code}\n")
+    # The path in a shebang ends at its first space.
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(script)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
