@@ -18,7 +18,7 @@ from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, PROBLE
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.float32 import register_blocked
-from ece408_op.kernels.cuda.split_precision import split_precision
+from ece408_op.kernels.cuda.split_precision import split_precision, wide_weight_gradient
 from ece408_op.problem import DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, Launch
 
@@ -152,6 +152,14 @@ def test_warpgroups_keep_their_addresses_in_registers_where_a_filter_row_takes_m
         "split_precision_convolution"
     ]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
+def test_what_computes_special_weights_takes_no_more_registers_than_their_sums():
+    kernel = wide_weight_gradient.KERNEL
+    plan = kernel.plan(ConvProblem(3, 1, 21, 19, 41, 4).weight_gradient, chip_of(90), 4)
+    report = nvrtc.compile_text(kernel.text(plan), 90, kernel.options)["sum_tiles"]
+    assert (report.stack_bytes, report.spill_bytes) == (0, 0)
+    assert report.registers <= 40
 
 
 def test_a_compiler_older_than_the_chip_is_given_what_it_knows():

@@ -197,7 +197,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // Compute one weight in float64, for a channel or filter that contains an infinity or a NaN. Padding counts as zeros.
 __device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
     double sum = 0;
+    // Rolled up: what many iterations at once would take of registers, all threads of sum_tiles would.
+#pragma unroll 1
     for (int image = 0; image < images; image++)
+#pragma unroll 1
         for (int pixel = 0; pixel < OUTPUT_AREA; pixel++) {
             const int row = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height +
                             tap / Config::kernel_width * Config::dilate_height;
