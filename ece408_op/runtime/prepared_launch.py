@@ -108,11 +108,13 @@ class PreparedLaunch:
         for tensor, buffer in self._maps:
             buffer.raw = _tensor_map.encoded(tensor, self._addresses[tensor.buffer])
         self._config.stream = stream.ptr
-        if call is None or call(self._reference, self._handle, self._pointers, None) != 0:
-            # CuPy can launch it with an older driver, and reports what is wrong.
+        failed = call(self._reference, self._handle, self._pointers, None) if call else None
+        if failed != 0:
+            # CuPy can launch it with an older driver, and reports what is wrong; but it knows no tensor maps.
             step = self._step
             if self._maps:
-                raise DeviceError(f"{step.entry}: expected the driver to launch it, which CuPy can't; see its messages")
+                got = "a driver without cuLaunchKernelEx" if call is None else f"error {failed} of cuLaunchKernelEx"
+                raise DeviceError(f"{step.entry}: expected the driver to launch it, got {got}")
             args = tuple(np.uint64(self._addresses[a]) if isinstance(a, str) else a for a in step.args)
             with stream:
                 self._function(step.grid, step.block, args, shared_mem=step.shared)

@@ -15,7 +15,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, prepared_launch
-from ece408_op.runtime.launch import Chip, CopyToConstant, Launch, LibraryCall, Plan
+from ece408_op.runtime.launch import Chip, CopyToConstant, Launch, LibraryCall, Plan, TensorMap
 
 LAYERS = {
     split_precision.ONE_CHANNEL: (1, 28, 28, 50, 5),
@@ -110,6 +110,18 @@ def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
     prepared(function).enqueue(Stream())
     args = (2**63 + 1, 512, -5, 9, 0.5)
     assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
+
+
+@pytest.mark.parametrize("driver", [None, lambda *_: 700])
+def test_the_drivers_error_is_that_of_a_kernel_with_tensor_maps(monkeypatch, driver):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuTensorMapEncodeTiled=lambda *_: 0))
+    monkeypatch.setattr(prepared_launch, "launch_function", lambda: driver)
+    addresses = prepared_launch.Addresses(["x"])
+    step = Launch("k", (1, 1, 1), (32, 1, 1), (TensorMap("x", (64, 8), (64, 8)),))
+    ready = prepared_launch.PreparedLaunch(Function(), step, addresses)
+    got = "error 700 of cuLaunchKernelEx" if driver else "a driver without cuLaunchKernelEx"
+    with pytest.raises(DeviceError, match=f"^k: expected the driver to launch it, got {got}$"):
+        ready.enqueue(Stream())
 
 
 def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatch):
