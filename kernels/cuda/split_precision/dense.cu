@@ -30,8 +30,9 @@ extern "C" __global__ void __launch_bounds__(256) pad_rows(const float *__restri
     for (int i = threadIdx.x; i < Config::pitch; i += 256) padded[row * Config::pitch + i] = i < C ? x[row * C + i] : 0.0f;
 }
 
-// Load: a thread fills the stages `first` to `last` of a sum when the consumers have released them: 32 values of each row
-// of x, and 32 more, in the place of high and low components, and a column tile's filters; sums of those beyond the last are not read.
+// Load: one thread fills a stage for each of the steps `first` to `last` of K_TILES, when the consumers have released it.
+// It gets 64 values of each row of x: the first 32 where other kernels keep high components, the others where they keep
+// low ones. Behind them it gets the filters of a column tile; sums of filters beyond the last are not read.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, const TensorMap &x, const TensorMap &w_high,
                                         const TensorMap &w_low, int first, int last, int row, int filter) {
     for (int step = first, stage = 0, phase = 1; step < last; step++) {

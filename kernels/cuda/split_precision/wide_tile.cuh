@@ -1,20 +1,29 @@
-// What the split-precision kernels for wide layers share (general.cu, pointwise.cu): the filters, the pipeline's
-// barriers, the matrix products and the epilogue.
+// What the split-precision kernels for wide layers share (general.cu, pointwise.cu, split_form.cu, dense.cu and
+// wide_weight_gradient.cu): the filters, the pipeline's barriers, the matrix products and the epilogue.
 //
 //     producer --full--> stage 0 | 1 | ... --wgmma--> sums in registers --epilogue--> shared memory --> y
 //              <-empty--                consumers
 //
-// Config, from _wide_tiles.py. The convolution (_convolution.py): groups; channels and filters, of a group; height,
-// width, output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1
-// for a data gradient; padded_channels, those of a group, rounded up to TMA's multiple of eight, in the split filters
-// and images. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); promotion_interval, stages between two accumulator promotions, 0 for none; producers and consumers, in
-// warpgroups: consumers share a tile (cooperative) or, with ping_pong, take whole tiles in turn; resident, whether a block
-// keeps the filters of its tiles in shared memory; any_spread_scale, whether the largest value alone decides a scale;
-// reduction_outermost, whether rows of shared memory hold channels or filters of one pixel, over which the sums go; dense,
-// whether filters lie as dense.cu multiplies them.
-// Of split_form.cu: buffers, per warp, for staged outputs; output_bytes, of all these; bias and residual, whether they
-// are added.
+// Config, from _wide_tiles.py:
+//
+//     groups, channels, filters  of the convolution (_convolution.py), the latter two of a group; likewise height, width,
+//                                output_..., kernel_..., stride_..., pad_..., dilate_...
+//     transposed                 whether the convolution is a data gradient
+//     padded_channels            channels of a group in the split filters and images: TMA wants a multiple of eight
+//     components                 2 (fp16x3) or 1 (fp16x1)
+//     tile_pixels, tile_filters  outputs of a tile
+//     stage_channels, stages     of the pipeline
+//     promotion_interval         stages between two accumulator promotions; 0: none
+//     producers, consumers       warpgroups
+//     ping_pong                  whether consumers take whole tiles in turn; otherwise they share a tile (cooperative)
+//     resident                   whether a block keeps the filters of its tiles in shared memory
+//     any_spread_scale           whether the largest value alone decides a scale
+//     reduction_outermost        whether a row of shared memory holds channels or filters of one pixel, over which the
+//                                sums go
+//     dense                      whether filters lie as dense.cu multiplies them
+//
+//     buffers, output_bytes      split_form.cu's, for staged outputs: buffers per warp, bytes of all
+//     bias, residual             whether split_form.cu adds them
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
