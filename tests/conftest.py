@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # The workers of pytest-xdist share the cores, where waiting threads of NumPy's matrix products take time from others.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ece408_op  # noqa: F401 - before MXNet, whose import fails on today's NumPy otherwise
+
+# A loaded machine draws and computes its examples slowly.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 #: Reasons to skip a test on a machine with a GPU.
 ACCEPTED = ("does not take the layer", "needs several GPUs")

@@ -38,7 +38,7 @@ def by_loops(x, w, problem):
     return y
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problems(), st.integers(0, 2**32))
 def test_the_reference_is_the_definition_and_its_gradients_are_the_adjoints(problem, seed):
     rng = np.random.default_rng(seed)

@@ -37,7 +37,7 @@ def by_scikit_image(transform: Any, images: np.ndarray, size: int) -> np.ndarray
     return np.stack([one(image) for image in images]).astype(np.uint8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 200),
     height=st.integers(1, 40),

@@ -185,7 +185,7 @@ def test_the_oldest_arrays_are_read_as_mxnet_reads_them(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damaged_parameters_are_read_or_refused(data):
     content = bytearray(params_io.write({f"arg:{name}": array for name, array in files.weights().items()}, ""))
     head = st.integers(0, 60) | st.integers(0, len(content) - 1)
@@ -208,7 +208,7 @@ def positions(value, path=()):
 
 
 @given(st.sampled_from(files.SPELLINGS), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_symbol_with_anything_in_any_place_is_read_or_refused(spelling, data):
     graph = files.original(spelling)
     *path, last = data.draw(st.sampled_from([place for place in positions(graph) if place]))

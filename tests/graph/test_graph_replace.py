@@ -270,7 +270,7 @@ def networks(draw):
 
 
 @given(networks(), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_network_gives_the_same_before_and_after(network, seed):
     symbol, expected = network
     params = whole_numbers(symbol, seed, data=(2, 2, 33, 31))  # four layers of 3 x 3 by steps of 2 leave something

@@ -79,7 +79,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 
 
 @KERNEL_IDS
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(problem=st.one_of(layers, random_problems(BATCHES, 100)))
 def test_every_launch_is_within_cudas_limits(kernel, problem):
     fused = () if problem.needs else (problem.pooled(True),)
@@ -144,7 +144,7 @@ def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not
                 assert "does not support tanh and 2 x 2 maxima" in kernel.not_supported_reasons(problem)[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problem=random_problems(BATCHES, 30))
 def test_auto_refuses_no_problem_on_any_gpu(problem):
     for chip in (None, chip_of(50), chip_of(80), CHIP):
@@ -160,7 +160,7 @@ def test_a_launch_is_limited_by_the_grid_and_by_scratch_memory():
     assert images_per_launch(0, 1) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problem=layers, other_bytes=st.integers(0, 16000))
 def test_a_tile_fits_shared_memory_and_the_map(problem, other_bytes):
     tile = input_tile(problem, other_bytes)

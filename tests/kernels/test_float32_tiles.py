@@ -22,7 +22,7 @@ def _rows_read(problem: ConvProblem, tile: register_blocked.RegisterBlockedTile,
     return max(read) + kernel - min(read)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     problem=layers,
     architecture=st.sampled_from(ARCHITECTURES),
@@ -50,7 +50,7 @@ def test_a_register_blocked_tile_fits_the_chip_and_its_rows_fit_the_tile(problem
     assert tile.passes == 1 or tile.channels == problem.channels
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problem=layers, aligned=st.sampled_from([4, 8, 16]))
 def test_a_sliding_window_tile_lies_within_the_map_and_its_vectors_are_aligned(problem, aligned):
     tile = sliding_window.best_tile(problem, aligned)

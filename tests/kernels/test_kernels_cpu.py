@@ -116,7 +116,7 @@ def test_random_problems(kernel, result):
     ran = []
     sizes = [size for size, plain in PLAIN.items() if fitting(kernel, RESULTS[result](plain))]
 
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @settings(max_examples=6, suppress_health_check=[HealthCheck.filter_too_much])
     @given(problem=problems(kernel.features, largest_extra=20, most_channels=5, sizes=sizes), seed=st.integers(0, 99))
     def each(problem, seed):
         problem = fitting(kernel, RESULTS[result](problem))

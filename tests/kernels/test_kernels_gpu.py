@@ -135,7 +135,7 @@ def test_it_is_right_on_random_layers(kernel, pooled):
     checked = []
     plain = random_layers([1, 2, 7], 60)
 
-    @settings(max_examples=12 if pooled else 40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12 if pooled else 40, suppress_health_check=list(HealthCheck))
     @given(
         problem=plain if pooled else st.one_of(plain, random_problems([1, 2, 7], 30)),
         full=st.booleans(),

@@ -31,7 +31,7 @@ layers = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     problem=layers,
     kind=st.sampled_from(list(KERNEL_OF)),

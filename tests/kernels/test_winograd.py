@@ -57,7 +57,7 @@ def test_filters_are_cut_as_layers_ask_for(kernel, twos, threes):
 
 
 @each_size
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_an_output_depends_on_its_window_alone(name, kernel, data, seed):
     problem = layer(kernel, 2, 3)
@@ -89,7 +89,7 @@ def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(name,
 
 
 @both
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data(), kernel=st.integers(2, 16), seed=st.integers(0, 99))
 def test_sums_of_integers_are_exact_on_any_shape(name, data, kernel, seed):
     kernel = kernel if name == "winograd" else 3

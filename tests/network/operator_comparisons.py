@@ -115,9 +115,7 @@ def check_gradients(symbol, shapes, way, terms=1, low=None, is_loss=False, args=
 
 
 def examples(count):
-    return settings(
-        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
-    )
+    return settings(max_examples=count, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False)
 
 
 def covers(*names):

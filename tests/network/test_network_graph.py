@@ -313,7 +313,7 @@ MAKERS = (
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_two_living_values_share_memory(seed):
     """In random graphs; and the planned memory, which starts as NaN, gives what MXNet gives."""
     stream = np.random.RandomState(seed)

@@ -208,7 +208,7 @@ class OperatorCases:
 
     def test_any_convolution_is_right(self):
         @given(problems(largest_extra=12, most_channels=5), st.booleans(), st.integers(0, 99))
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=60, suppress_health_check=list(HealthCheck))
         def check(problem, biased, seed):
             self.check_output(problem, biased, seed, impl=self.quick)
 
@@ -231,7 +231,7 @@ class OperatorCases:
 
     def test_any_gradient_is_right(self):
         @given(problems(), st.integers(0, 99))
-        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, suppress_health_check=list(HealthCheck))
         def check(problem, seed):
             self.check_gradients(problem, seed=seed, impl=self.quick)
 

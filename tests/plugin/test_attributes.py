@@ -15,7 +15,7 @@ mx = pytest.importorskip("mxnet")
 
 
 @given(problems(), st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_shapes_are_inferred_as_mxnet_infers_them(problem, biased):
     words = attributes(problem, no_bias=not biased, name="conv0")
     own, new = (op(mx.sym.var("data"), **words) for op in (mx.sym.Convolution, ece408_op.Convolution))

@@ -156,7 +156,7 @@ holder, kept, pending = Holder(), [call() for _ in range(3)], call() * 2
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5_000_000)), max_size=20))
 def test_blocks_in_use_never_overlap(steps):
     one, used = pool(1 << 30), []

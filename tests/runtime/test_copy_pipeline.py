@@ -137,7 +137,7 @@ batches, sizes, stages, threads_ = st.integers(1, 23), st.integers(1, 23), st.in
 
 
 @given(batches, sizes, stages, st.integers(1, 40), threads_, st.integers(0, 10**6))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, stage, most, threads, seed):
     call = Call(batch, images, stage, most, seed)
     device = Unsteady(call, threads, seed)
@@ -160,7 +160,7 @@ def test_without_inputs_the_caller_computes(threads):
 
 
 @given(batches, sizes, stages, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, threads, fail_at, seed):
     call = Call(batch, images, stage, most, seed)
     device = Unsteady(call, threads, seed, fail_at)
