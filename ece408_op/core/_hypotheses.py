@@ -89,13 +89,10 @@ def _of_channel_0(w: np.ndarray) -> np.ndarray:
     return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
 
 
-def _of_last_channel(w: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros_like(w[:, :-1]), w[:, -1:]], 1)
-
-
-def _last_product(w: np.ndarray) -> np.ndarray:
-    changed = np.zeros_like(w)
-    changed[:, -1, -1, -1] = w[:, -1, -1, -1]
+def _last(axes: int, w: np.ndarray) -> np.ndarray:
+    """The filters with zeros but at the last index of that many axes: channel, row, column."""
+    changed, at = np.zeros_like(w), (slice(None),) + (-1,) * axes
+    changed[at] = w[at]
     return changed
 
 
@@ -160,8 +157,9 @@ LOCAL: tuple[Local, ...] = (
         for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
     ),
     ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
-    ("assigned", "of the last channel alone: its sum must be added to those before it", _filters(_of_last_channel)),
-    ("assigned", "with each sum's last product alone: a sum takes +=", _filters(_last_product)),
+    ("assigned", "with each sum's last product alone: a sum takes +=", _filters(partial(_last, 3))),
+    ("restarted", "of the last channel alone: the sum begins again at each channel", _filters(partial(_last, 1))),
+    ("restarted", "of the last filter row alone: the sum begins again at each row", _filters(partial(_last, 2))),
     *(
         (
             "unrolled",
@@ -245,24 +243,26 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
     area = p.output_height * p.output_width
     own = "y has H - K + 1 rows of W - K + 1"
     image = b * p.filters
-    for start, width, what in (
-        ((image + m) * area, p.width, f"the row length W of x in y's index: {own}"),
-        ((image + m) * p.height * p.width, p.width, f"the sizes H and W of x in y's index: {own}"),
-        ((b + m) * area, p.output_width, "one map per image in y's index: an image has M of them"),
+    for name, start, width, what in (
+        ("strides", (image + m) * area, p.width, f"the row length W of x in y's index: {own}"),
+        ("strides", (image + m) * p.height * p.width, p.width, f"the sizes H and W of x in y's index: {own}"),
+        ("images", (b + m) * area, p.output_width, "one map per image in y's index: an image has M of them"),
     ):
         at = start + i * width + j
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
-        yield Hypothesis("y_strides", f"with {what}", moved.reshape(exact.shape))
+        yield Hypothesis(f"y_{name}", f"with {what}", moved.reshape(exact.shape))
     b, c, i, j = np.ogrid[: p.batch, : p.channels, : p.height, : p.width]
     own = "an image has C maps of H rows of W"
-    for map_, rows, width, what in (
-        (b * p.channels + c, p.height, p.output_width, "the row length W - K + 1 of y"),
-        (b * p.channels + c, p.output_height, p.output_width, "the sizes of y"),
-        (b + c, p.height, p.width, "one map per image"),
+    map_ = b * p.channels + c
+    for name, start, width, what in (
+        ("strides", map_ * p.height * p.output_width, p.output_width, "the row length W - K + 1 of y"),
+        ("strides", map_ * area, p.output_width, "the sizes of y"),
+        ("strides", (map_ - c) * p.height * p.width + c * area, p.width, "the size of y's maps"),
+        ("images", (b + c) * p.height * p.width, p.width, "one map per image"),
     ):
-        pixels = windows(case.x.take((map_ * rows + i) * width + j), p)
-        yield Hypothesis("x_strides", f"with {what} in x's index: {own}", products(pixels, case.w))
+        pixels = windows(case.x.take(start + i * width + j), p)
+        yield Hypothesis(f"x_{name}", f"with {what} in x's index: {own}", products(pixels, case.w))
     if p.kernel == 1:  # y has as many columns as x
         return
     # x is read on beyond the row's end, as the code does, or a tile has zeros there.

@@ -9,6 +9,7 @@ Where no mistake explains the output, the counts say where the wrong elements ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -269,7 +270,22 @@ def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -
                 hint = hint or _tile_hint(name, which, count)
         if parts and not rest.any():
             return "unwritten_tile" if hint else "unwritten", f"{' and '.join(parts)}{hint}"
+        behind = _behind(unwritten, first, images)
+        if behind:
+            return "unwritten", f"{behind}: there may be too few blocks or threads"
     return "", ""
+
+
+def _behind(unwritten: np.ndarray, first: int, images: int) -> str:
+    """Return "elements 8 to 99 of 100 of each map" and the like, where those in front are written; or ""."""
+    for name, axis in (("y", 0), ("each image", 1), ("each map", 2)):
+        if name == "y" and (first or len(unwritten) < images):
+            continue
+        flat = unwritten.reshape(math.prod(unwritten.shape[:axis]), -1)
+        written, count = int((~flat[0]).sum()), flat.shape[1]
+        if 0 < written < count and (flat == (np.arange(count) >= written)).all():
+            return f"elements {written} to {count - 1} of {count} of {name}"
+    return ""
 
 
 def _numbered(name: str, which: np.ndarray, count: int) -> str:

@@ -11,6 +11,10 @@ _LOOP = re.compile(
 )
 #: Names of the bounds of loops over a filter, and the names of rows and columns without such loops.
 _KERNEL = re.compile(r"\b(K[SWHXY]?|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
+#: A line with a number of tiles that is right: ``ceil(n / 16.0)``, ``(n + TILE - 1) / TILE`` or ``(n - 1) / TILE + 1``.
+_ROUNDED_UP = re.compile(
+    r"\bceilf? *\([^;\n]*(\d\.|\.\d|float|double)|- *1 *\)* */|\+ *([2-9]|\d\d+|[A-Z]\w*) *\)* */|/[^,;\n/+]*\+ *1\b"
+)
 #: Characters of a source and of a line that are searched: some expressions take time in the square of a line's length.
 _SEARCHED, _WIDEST = 1 << 18, 240
 
@@ -19,10 +23,12 @@ def line_of(mistake: str, source: str) -> int | None:
     """Return the line of a source, counted from 1, that seems to make the mistake of that name; None without one."""
     code = "\n".join(line[:_WIDEST] for line in without_comments(source[:_SEARCHED]).split("\n"))
     p, q = _filter_loops(code)
+    lines = code.split("\n")
     for pattern in _patterns(mistake, re.escape(p), re.escape(q), code):
-        found = re.search(pattern, code, re.MULTILINE)
-        if found:
-            return code.count("\n", 0, found.start()) + 1
+        for found in re.finditer(pattern, code, re.MULTILINE):
+            line = code.count("\n", 0, found.start()) + 1
+            if not (mistake.startswith("unwritten") and _ROUNDED_UP.search(lines[line - 1])):
+                return line
     return None
 
 
@@ -35,8 +41,9 @@ def _filter_loops(code: str) -> tuple[str, str]:
 
 def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
     """Return the regular expressions to try, the best first."""
-    before, found, _ = code.partition("+=")
-    product = re.search(r"\w[\w.\[\]() ,+*-]*$", before[-_WIDEST:].rstrip()) if found else None
+    adds = re.search(r"\+=(?=[^;\n]*\*)", code) or re.search(r"\+=", code)  # a product, if any
+    before = code[: adds.start()] if adds else ""
+    product = re.search(r"\w[\w.\[\]() ,+*-]*$", before[-_WIDEST:].rstrip())
     total = re.escape(re.split(r"[\[(]", product[0])[0].strip()) if product else "sum"
     tiles = [r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *(TILE\w*|BLOCK\w*|T[A-Z]?)\b", r"= *\w+ *- *K\w* *[,;)]"]
     written = r"\by\w*[\[(][^;=\n]*[+-]?="
@@ -47,6 +54,14 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "y_rows_columns": [r"\by\w*\W[^;=\n]*\bw\w*\W+h\w*\W[^;=\n]*=", written],
         "y_filter": [written],
         "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
+        "y_images": [
+            r"(?<![.\w])y\w*(\.\w+)? *\+(?![^,;\n]*\bM\b)[^,;\n]*",
+            r"#define +y\w*\((?![^\n]*\* *\(?M\b)[^\n]*",
+        ],
+        "x_images": [
+            r"(?<![.\w])x\w*(\.\w+)? *\+(?![^,;\n]*\bC\b)[^,;\n]*",
+            r"#define +x\w*\((?![^\n]*\* *\(?C\b)[^\n]*",
+        ],
         "loops_to_w": [r"[<>]=? *(W|width|WIDTH)\b", r"[<>]=? *(H|height|HEIGHT)\b"],
         "w_channels": [r"\bc\w* *\* *M\w* *\+ *m\w*\b", r"\bc\w* *\* *C\w* *\+ *m\w*\b", r"\[ *c\w* *\] *\[ *m\w* *\]"],
         "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],
@@ -54,6 +69,8 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "column_loop": [rf"\b{q} *= *1\b", rf"\b{q} *< *\w+ *- *1\b"],
         "halo": [r"__shared__[^;\n]*"],
         "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
+        "restarted": [rf"(?<!\w )\b{total} *= *[0.]+f? *;", r"\batomicExch\b", written],
+        "unrolled": [r"< *\w+ */ *(TILE\w*|BLOCK\w*|T[A-Z]?|\d+) *;"],
         "assigned": [r"\w *= *[^;=\n]*\bx\w*(\.\w+)?[\[(][^;=\n]*\*"],
         "whole_numbers": [rf"\bint +{total}\b", r"\bint +\w+ *= *\w*[xk]\w*[\[(]"],
         "centred": [r"- *\(? *\w*(K|MASK|RADIUS)\w* */ *2", r"- *\w*RADIUS\w*"],
@@ -61,7 +78,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
             r"\bx\w*(\.\w+)?[\[(][^;=\n]*(\bW_?[oO]ut\b|\bOW\b|\b(out|output)_?(w|width)\b|\bW *- *K)",
             r"#define +x\w*\([^\n]*",
         ],
-        "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
+        "accumulated": [r"cudaMemset\w*(?![^;]{0,999}sizeof)[^;]{0,999};", r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
         "copied_bytes": [r"cudaMemcpy(?![^;]{0,999}sizeof)[^;]{0,999};"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
