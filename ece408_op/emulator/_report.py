@@ -43,7 +43,7 @@ class Report:
 
     Attributes:
         buffers: the outputs after the run by name; a submission's y (B, M, OH, OW) float32.
-        findings: what was wrong, in the order in which it was found.
+        findings: what was wrong, in the order in which it was found; memory without a value comes last.
         lines: the counters per line, by file and line; none without counters.
         launches: the kernels' first launches with each size of a block.
         printed: what the program printed.
@@ -102,4 +102,5 @@ def _findings(rows: list[list[str]], where: dict[int, tuple[str, int]]) -> tuple
         before = found[key].times if key in found else 0
         new = Finding(kind, line, other, message, int(times), file)
         found[key] = replace(found.get(key, new), times=before + int(times))
-    return tuple(found.values())
+    # A thread that reads too early reads what is not written yet: the race, which comes later, is the cause.
+    return tuple(sorted(found.values(), key=lambda one: one.kind == "uninitialised"))

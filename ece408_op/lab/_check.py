@@ -139,8 +139,15 @@ def layer_entry(
     right = enough and not findings
     late = {one["kind"] for one in findings} == {"time"}
     entry.update(status=RIGHT if right else TIMED_OUT if late else WRONG, note="", findings=findings)
-    # Outputs that are missing because the run ended say nothing about the code.
-    entry.update(text=[] if ended else found.lines(), times=None, counters=None, ncu=None, lines=[], hints=[])
+    # Outputs that are missing because the run ended say nothing about the code; those that are forgiven are right.
+    entry.update(
+        text=[] if ended or (forgiven and findings) else found.lines(),
+        times=None,
+        counters=None,
+        ncu=None,
+        lines=[],
+        hints=[],
+    )
     entry.update(explanation=found.as_data() if found.wrong and not ended else None, ended=ended)
     if right and found.wrong:
         notes = {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ece408_op import emulator
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import LaunchShape, device_limits
 
-from ._check import Checked, Request, emulate, for_more, update_verdict
+from ._check import RIGHT, Checked, Request, emulate, for_more, update_verdict
 
-#: Images of the smallest layer in the emulator, behind the first verdict.
-_IMAGES = 4
+#: Images of the smallest layer in the emulator, behind the first verdict, and of the smallest with several channels.
+_IMAGES, _FEWER_IMAGES = 4, 2
+#: Outputs in a row and a column of a cut layer.
+_CUT = 9
 #: Ends of a file on a GPU whose place the emulator may find.
 _RAN = ("right", "wrong", "crashed", "out_of_bounds", "timed_out")
 
@@ -19,12 +24,33 @@ def add(request: Request, checked: Checked) -> None:
     if checked.result["device"] == "gpu" and checked.result["status"] in _RAN:
         _emulate_gpu_file(checked)
     elif checked.emulated and checked.right and not request.images:
-        # The layers before it too: a file may count its calls.
-        number = checked.problems.index(min(checked.problems, key=lambda one: one.flops))
-        some = [*checked.problems[:number], checked.problems[number].with_batch(_IMAGES)]
-        *_, (entry, _) = emulate(checked.emulated, some, dict(checked.result))
-        if not any(one["kind"] == "time" for one in entry["findings"]):
-            update_verdict(checked.result, len(some) - 1, entry, for_more(checked.result, _IMAGES))
+        smallest = min(checked.problems, key=lambda one: one.flops)
+        _try_images(checked.emulated, smallest, _IMAGES, checked)
+        deep = [one for one in checked.problems if one.channels > 1]
+        if not checked.right or not deep or smallest.channels > 1:
+            return
+        # A layer of one channel does not show an image's size without C. Most files take smaller maps, which take less
+        # time; where they seem wrong, the layer itself decides.
+        first = min(deep, key=lambda one: one.flops)
+        cut = [_cut(one) for one in checked.problems[: checked.problems.index(first) + 1]]
+        cut[-1] = cut[-1].with_batch(_FEWER_IMAGES)
+        if any(entry["status"] != RIGHT for entry, _ in emulate(checked.emulated, cut, dict(checked.result))):
+            _try_images(checked.emulated, first, _FEWER_IMAGES, checked)
+
+
+def _cut(problem: ConvProblem) -> ConvProblem:
+    most = problem.kernel + _CUT - 1
+    return replace(problem, height=min(problem.height, most), width=min(problem.width, most + 1))
+
+
+def _try_images(program: emulator.Program, problem: ConvProblem, images: int, checked: Checked) -> None:
+    """Emulate one of the layers for more images; where it is wrong, that is the verdict."""
+    number = checked.problems.index(problem)
+    # The layers before it too: a file may count its calls.
+    some = [*checked.problems[:number], problem.with_batch(images)]
+    *_, (entry, _) = emulate(program, some, dict(checked.result))
+    if not any(one["kind"] == "time" for one in entry["findings"]):
+        update_verdict(checked.result, number, entry, for_more(checked.result, images))
 
 
 def _emulate_gpu_file(checked: Checked) -> None:

@@ -156,6 +156,8 @@ def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program,
     (report,) = emulator.run_layers(program, [(X, np.resize(W, (KERNELS[name], *W.shape[1:])))])
     lines = [[line and line - before + 3 for line in (one.line, one.other_line)] for one in report.findings]
     assert {(one.kind, *both) for one, both in zip(report.findings, lines)} == WRONG[name][1]
+    kinds = [one.kind for one in report.findings]
+    assert kinds == sorted(kinds, key="uninitialised".__eq__)  # what causes it comes first
     assert all(one.file == "together.cuh" for one in report.findings if one.line)
     messages = " ".join(one.message for one in report.findings)
     assert all(words in messages for words in MESSAGES.get(name, ())), messages

@@ -109,7 +109,10 @@ def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> 
     problem = ConvProblem(2, 1, 60, 60, 2, 3)
     x, w = _check.inputs(problem)
     y = (reference.convolve(x, w) + _check.FILL).astype(np.float32)
-    assert _check.layer_entry(problem, explain(x, w, y, _check.FILL))["status"] == "right"
+    found = explain(x, w, y, _check.FILL)
+    assert _check.layer_entry(problem, found)["status"] == "right"
+    race = _check.layer_entry(problem, found, [{"kind": "race"}])
+    assert (race["status"], race["note"], race["text"]) == ("wrong", "the output is right all the same", [])
     y[:, :, 3] += 1
     assert _check.layer_entry(problem, explain(x, w, y, _check.FILL))["status"] == "wrong"
 
@@ -136,6 +139,11 @@ EMULATED = {
     "one image": Told(
         "right for 1 image, and wrong for 4.*b is missing in x's index", (("x4d(b, c, h + p", "x4d(0, c, h + p"),)
     ),
+    "one image, several channels": Told(
+        "right for 1 image, and wrong for 2 .*one map per image in x's index.*see line 8",
+        (("(((b) * C + (c)) * H + (h))", "(((b) + (c)) * H + (h))"),),
+        "--layer 1x9x9x3x3 2x9x9x3x3",
+    ),
     "last tile": Told(
         "does not write rows 4 to 6 of 7 and columns 4 to 6 of 7: the last, partial tile may be missing.*see line 31",
         (("W) - K + TILE) / TILE", "W) - K + 1) / TILE"), ("TILE 16", "TILE 4")),
@@ -153,7 +161,8 @@ EMULATED = {
 )
 def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = EMULATED[name]
-    assert lab.main([str(changed(tmp_path, "bad.cu", *told.changes)), *SMALL, "--emulate"]) == told.code
+    path = changed(tmp_path, "bad.cu", *told.changes)
+    assert lab.main([str(path), "--emulate", *(told.options.split() or SMALL)]) == told.code
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(told.words, printed), printed
 
