@@ -259,6 +259,7 @@ def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -
     if unwritten.mean() > _UNWRITTEN_SHARE and wrong.all() and not first:
         return NOTHING_WRITTEN, "any element of y"
     # An element whose exact result is what y held before seems written: at first, none does.
+    behind = _behind(unwritten, first, images)
     for most in (1 - 1e-9, _UNWRITTEN_SHARE):
         rest, parts, hint = unwritten.copy(), [], ""
         for axis, name in enumerate(("image", "filter", "row", "column")):
@@ -268,9 +269,8 @@ def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -
                 rest[(slice(None),) * axis + (which,)] = False
                 parts.append(_numbered(name, which, count) if axis else _numbered(name, which + first, images))
                 hint = hint or _tile_hint(name, which, count)
-        if parts and not rest.any():
+        if parts and not rest.any() and not (behind and len(parts) > 1):
             return "unwritten_tile" if hint else "unwritten", f"{' and '.join(parts)}{hint}"
-        behind = _behind(unwritten, first, images)
         if behind:
             return "unwritten", f"{behind}: there may be too few blocks or threads"
     return "", ""

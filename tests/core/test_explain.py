@@ -186,6 +186,9 @@ KERNELS = {
     "unwritten elements": Kernel(
         "elements 70 to", output=lambda p, y, sums: y.reshape(-1).__setitem__(slice(70), sums.reshape(-1)[:70])
     ),
+    "unwritten rest of the row": Kernel(
+        "elements 2 to", output=lambda p, y, sums: y.reshape(-1).__setitem__(slice(2), sums.reshape(-1)[:2])
+    ),
     "unwritten elements of maps": Kernel(
         "of each map: there may be too few blocks",
         output=lambda p, y, sums: first_of(2, y).__setitem__((ALL, slice(70)), first_of(2, sums)[:, :70]),
