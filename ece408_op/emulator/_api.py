@@ -26,6 +26,8 @@ _OTHER_OPTIONS = (
 )
 #: Outputs beyond it come from a variable without a value.
 _UNSET = 1e38
+#: What g++ says of a variable, or of an element of an array.
+_UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
 
 
 def can_emulate() -> bool:
@@ -100,16 +102,28 @@ def run_layers(
         for i, outcome in enumerate(outcomes):
             found = _indices.findings(program, outcome)
             reports[i] = replace(reports[i], findings=(*found, *reports[i].findings))
-    return [_with_unset(one) for one in reports]
+    return [_with_unset(one, program) for one in reports]
 
 
-def _with_unset(report: Report) -> Report:
+def _with_unset(report: Report, program: Program) -> Report:
     """Add a finding where y holds numbers as large as a variable without a value: ``_build`` gives it -1.7e38."""
     count = int((np.abs(report.y) > _UNSET).sum())
     if not count:
         return report
-    finding = Finding("uninitialised", 0, 0, "y was computed from a variable that has no value at first", count)
+    line, name = _unset_variable(program)
+    words = f"y was computed from a variable that has no value at first{f': {name}' if name else ''}"
+    finding = Finding("uninitialised", line, 0, words, count, program.source if line else "")
     return replace(report, findings=(finding, *report.findings))
+
+
+def _unset_variable(program: Program) -> tuple[int, str]:
+    """Return the line and the name of the first variable of the source that g++ warns of; 0 and "" without one."""
+    text = program.executable.with_name("warnings").read_text(encoding="utf-8")
+    for found in _UNSET_VARIABLE.finditer(text):
+        declared = re.compile(rf"(\S+?):(\d+):\d+: note: \W{found[1]}\W.* declared here").search(text, found.end())
+        if declared and Path(declared[1]).name == program.source:
+            return int(declared[2]), found[1]
+    return 0, ""
 
 
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:

@@ -30,7 +30,8 @@ UNROLLED_SECONDS = 30
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
-    "-w",
+    "-Wuninitialized",
+    "-Wmaybe-uninitialized",
     "-fpermissive",
     "-fno-gnu-unique",
     "-fno-delete-null-pointer-checks",
@@ -60,6 +61,8 @@ _CHECKS = {
 #: A variable that is zero at first, in assembly; bytes between variables, more than a block's static shared memory.
 _VARIABLE = re.compile(r"^\t\.size\t(\S+), \d+\n(?=\1:\n\t\.zero\t)", re.MULTILINE)
 _GAP = 64 * 1024
+#: In assembly: the call that -fsanitize-coverage puts in front of a basic block; and a conditional branch or a label.
+_HOOK, _BLOCK_END = re.compile(r"\tcall\t__sanitizer_cov_trace_pc\b"), re.compile(r"\tj(?!mp)\w+\t|\.L\d+:")
 #: A section of one constant, read-only or not.
 _CONSTANT = re.compile(r'^(\t\.section\tece408_constant)\d+,"aw?', re.MULTILINE)
 #: The gaps behind the last variable of shared and of constant memory.
@@ -85,6 +88,8 @@ class Program:
         source: the name of the source in the compiler's messages and in reports.
         text: the C++ that was compiled.
         indices: a second executable, which checks the indices of arrays in functions; None where it is not needed.
+
+    g++'s warnings are in the file ``warnings`` next to the executable.
     """
 
     executable: Path
@@ -136,12 +141,30 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
     """Compile to assembly with a gap in front of each variable, so that an index beyond one of them hits no other."""
     assembly = (folder or unit.parent) / f"{unit.stem}.s"
-    compile_with(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source, seconds)
-    text = assembly.read_text(encoding="utf-8")
+    command = ["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)]
+    assembly.with_name("warnings").write_text(compile_with(command, source, seconds), encoding="utf-8")
+    text = _with_lines_of_branches(assembly.read_text(encoding="utf-8"))
     text = _CONSTANT.sub(r'\1,"aw', _VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text))
     last = _LAST_GAPS if folder else ""  # the runtime is linked last
     assembly.write_text(text + last, encoding="utf-8")
     return assembly
+
+
+def _with_lines_of_branches(assembly: str) -> str:
+    """Give the hook that begins a basic block the line of the branch that ends it: there, lanes go two ways."""
+    lines: list[str] = []
+    place, hook, hooked = "", 0, ""
+    for line in assembly.split("\n"):
+        if line.startswith("\t.loc\t") or line.startswith("\t.loc "):
+            place = line
+        elif _HOOK.match(line):
+            hook, hooked = len(lines), place
+        elif _BLOCK_END.match(line):
+            if hook and line.startswith("\tj") and place != hooked and place.split()[1:2] == hooked.split()[1:2]:
+                lines[hook] = f"{place}\n{lines[hook]}\n{hooked}"
+            hook = 0
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def header_folders() -> tuple[Path, ...]:
@@ -214,8 +237,10 @@ class _TooLongError(CompileError):
     """g++ took too long."""
 
 
-def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> None:
-    """Run a compiler's command; CompileError has its messages with their lines in ``source``, or that it took too long.
+def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> str:
+    """Run a compiler's command and return its warnings.
+
+    CompileError has its messages with their lines in ``source``, or that it took too long.
 
     Its own processes end with it.
     """
@@ -238,6 +263,7 @@ def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> 
                 name = next(group for group in lacking.groups() if group)
                 raise UnsupportedCodeError(line, f"the emulator does not have {name}")
         raise CompileError(found)
+    return errors
 
 
 def _messages(text: str, source: str) -> tuple[tuple[int | None, str], ...]:

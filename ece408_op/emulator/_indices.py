@@ -60,11 +60,14 @@ def _line(text: str, file: str, number: int) -> str:
 
 
 def _name(line: str, column: int) -> str:
-    """Return a of ``a[i][j]``, or .a of ``b.a[i]``, given the column of a closing bracket, from 1; or nothing."""
+    """Return a of ``a[i][j]``, or .a of ``b.a[i]``, given the column of a closing bracket, from 1; or nothing.
+
+    In a template, g++ gives the opening one.
+    """
     depth = 0
     for i in range(min(column, len(line)) - 1, -1, -1):
         depth += (line[i] == "]") - (line[i] == "[")
-        if depth == 0:
+        if depth <= 0:
             name = re.search(r"((?:\.|->)?\w+)\s*((?:\[[^\[\]]*\]\s*)*)$", line[:i])
             return name[1] if name else ""
     return ""

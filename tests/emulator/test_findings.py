@@ -84,6 +84,11 @@ WRONG = {
         "y[i] = s[0][63 - i] + sum[b];",
         set(),
     ),
+    "from row to row in a template": (
+        "__shared__ float s[4][16];\nfloat sum[2] = {};\nconst auto at = [&](auto r) -> float & { return s[r][i]; };\n"
+        "at(0) = x[i];\n__syncthreads();\ny[i] = at(0) + sum[b];",
+        set(),
+    ),
     "from row to row of a member": (
         "struct All { float s[4][16]; };\n__shared__ All all;\nfloat sum[2] = {};\nall.s[0][i] = sum[b];\n"
         "y[i] = all.s[0][i];",
@@ -114,12 +119,13 @@ WRONG = {
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
         {("barrier", 6, 0), ("undefined", 6, 0)},
     ),
-    "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 0, 0)}),
+    "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 5, 0)}),
 }
 
 
 #: Words that messages must have.
 MESSAGES = {
+    "a variable without a value": ("y was computed from a variable that has no value at first: sum",),
     "another array in shared memory": ("reads 4 bytes 20 bytes behind the end of t", "12 bytes behind the end of s"),
     "an array in a function": ("index 4 is beyond sum, which has 4 elements",),
     "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
@@ -234,7 +240,7 @@ if (i % 2) y[i] = 3;"""
     assert (by_line[8].global_requests, by_line[8].sectors) == (8, 128 + 16)
     assert (by_line[8].shared_requests, by_line[8].wavefronts) == (4, 128)
     assert by_line[9].atomics == 4
-    assert sum(by_line[line].divergent for line in by_line) == 4
+    assert {line: one.divergent for line, one in by_line.items() if one.divergent} == {10: 4}
 
 
 def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs: Path) -> None:

@@ -42,7 +42,7 @@ static const char *wrong_side(const void *address, size_t bytes, bool device) {
     if (is_gpu_address(address)) return nullptr;
     if (space_of(uintptr_t(address)) == Space::CONSTANT)
         return "a copy by the name of a __constant__ variable: cudaMemcpyToSymbol and cudaMemcpyFromSymbol take names";
-    return device ? "the copy's kind says GPU memory, but a pointer is the host's" : nullptr;
+    return device ? "the copy's kind says GPU memory, but a pointer is the host's or has no value" : nullptr;
 }
 
 cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {

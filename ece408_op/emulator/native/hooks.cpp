@@ -43,7 +43,7 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
         if (space == Space::CONSTANT && operation != READ)
             report("input", "writes a __constant__ variable, which kernels can only read", code);
     } else if (space == Space::HOST) {
-        stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, or an index far beyond", code);
+        stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, one without a value, or an index far beyond", code);
     }
     if (operation == ATOMIC && space != Space::SHARED) may_receive();
     add(threads[current], last_code, operation, bytes, address);
