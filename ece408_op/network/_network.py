@@ -179,9 +179,7 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
             # For MXNet's older operators a length of 0 and a shape of no dimensions are unknown, unless it is asked to
             # see them as mx.np does. Not infer_shape, which prints its arguments where it fails.
             with mx.util.np_shape(True):
-                _, shapes, _ = _symbol(text)._infer_shape_impl(
-                    False, **{f"value{number}": shape for number, shape in data}
-                )
+                _, shapes, _ = _symbol(text)._infer_shape_impl(False, **{f"value{n}": shape for n, shape in data})
         except mx.MXNetError as error:
             reason = f"expected data that fit, got shape {got}, for which MXNet says: {sentence_of(error)}"
             raise GraphError(f"{_WHERE}: {reason}") from None
@@ -199,4 +197,5 @@ def _symbol(text: str) -> Any:
     """Return MXNet's symbol of a graph."""
     import mxnet as mx
 
-    return mx.sym.load_json(text)
+    with mx.util.np_shape(False):  # otherwise a parameter's shape () is read as not known
+        return mx.sym.load_json(text)
