@@ -7,6 +7,7 @@ NaN, and arithmetic in place changes their bits.
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from ece408_op.plugin import host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
-from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.copy_pipeline import OUTPUT
 from ece408_op.runtime.pinned import Pinned, using
 
@@ -46,7 +46,9 @@ class Deferred(NamedTuple):
 
 #: The last deferred gradients by the addresses of their arrays: networks whose update never comes do not keep the GPU's
 #: memory. Not by the parameters': a KVStore updates its own copies of these. One update may be that of many networks.
-pending: BoundedDict[int, Deferred] = BoundedDict(4096)
+#: Each operation is one in C, which other threads do not interrupt.
+pending: OrderedDict[int, Deferred] = OrderedDict()
+MOST_PENDING = 4096
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -59,9 +61,9 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 
 def defer(gradients: Mapping[int, Deferred]) -> None:
     """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
-    for at, gradient in gradients.items():
-        pending.pop(at, None)
-        pending[at] = gradient
+    pending.update(gradients)
+    while len(pending) > MOST_PENDING:
+        pending.popitem(last=False)
 
 
 class HostArrays(NamedTuple):
@@ -91,8 +93,6 @@ class State:
         self._pinned: tuple[int, Pinned | None] = 0, None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
         self.examined: tuple[Any, Any] = None, None
-        #: MXNet's variables for their memory, if they can be read.
-        self.variables: tuple[int, int] | None = None
 
     @property
     def shapes(self) -> list[Shape]:

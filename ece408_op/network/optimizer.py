@@ -31,6 +31,10 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
     return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
 
 
+def _is_examined(weight: Any, gradient: Any, state: Any) -> bool:
+    return isinstance(state, State) and state.examined[0] is weight and state.examined[1] is gradient
+
+
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
     """What both optimisers share."""
 
@@ -58,8 +62,6 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
 
     def _examine(self, weight: Any, gradient: Any, state: Any) -> None:
         """Raise ProblemError unless all three are of one shape, in mx.cpu(), and of this class."""
-        if isinstance(state, State) and state.examined[0] is weight and state.examined[1] is gradient:
-            return
         shape = weight.shape
         for array, words in ((weight, "parameters"), (gradient, "gradients")):
             self._check(array, shape, words)
@@ -68,9 +70,6 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             got = f"arrays of the shapes {state.shapes}" if isinstance(state, State) else type(state).__name__
             name = type(self).__name__
             raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
-        state.examined = weight, gradient
-        if array_version.is_readable():  # its trial must not run in MXNet's threads
-            state.variables = array_version.variable_of(weight), array_version.variable_of(gradient)
 
     def _check(self, array: Any, shape: tuple[int, ...], words: str) -> None:
         """Raise ProblemError for another array than a dense float32 one of this shape in mx.cpu()."""
@@ -79,13 +78,13 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             got = f"{np.dtype(array.dtype).name}, {array.stype}, in {array.context}, of shape {array.shape}"
             raise ProblemError(f"{expected}, got {got}")
 
-    def _check_apart(self, variables: Sequence[tuple[int, int]]) -> None:
+    def _check_apart(self, weights: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Raise ProblemError for parameters of one call that share memory with others or with gradients.
 
         MXNet's engine would wait for ever: the call would wait for itself.
         """
-        parameters = {parameter for parameter, _ in variables}
-        if len(parameters) < len(variables) or any(gradient in parameters for _, gradient in variables):
+        written, read = ({*map(array_version.variable_of, arrays)} for arrays in (weights, gradients))
+        if len(written) < len(weights) or written & read:
             raise ProblemError(
                 f"{type(self).__name__}: expected parameters that share no memory with another one or a gradient of "
                 "the call, got views of one array or one array twice; update copies, or views in calls of their own"
@@ -97,11 +96,16 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         """Queue the update of one parameter or of lists of them."""
         several = isinstance(index, (list, tuple))
         indices, weights, gradients, states = (list(one) if several else [one] for one in (index, weight, grad, state))
-        for number, weight_, gradient, one in zip(indices, weights, gradients, states):
-            self._examine(weight_, gradient, one)
+        new = [one for one in zip(weights, gradients, states) if not _is_examined(*one)]
+        for one in new:
+            self._examine(*one)
+        if array_version.is_readable() and new:  # its trial must not run in MXNet's threads
+            self._check_apart(weights, gradients)
+        for weight_, gradient, state_ in new:
+            state_.examined = weight_, gradient
+        for number, one in zip(indices, states):
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        self._check_apart([one.variables for one in states if one.variables])
         places = zip(_addresses(weights, states), _addresses(gradients, states))
         hosts = [one.host_arrays(pair) for one, pair in zip(states, places)]
         self._update_count(indices)
@@ -122,8 +126,9 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
         keywords: those of mxnet.optimizer.SGD.
 
     Raises:
-        ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), or a state is not this class's. A
-            gradient on a GPU that was changed or used before is reported by a wait; all parameters are unchanged.
+        ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), parameters of one call share
+            memory, or a state is not this class's. A gradient on a GPU that was changed or used before is reported by
+            a wait; all parameters are unchanged.
         DeviceError: a GPU fails; raised by a wait for the first parameter. Without room, that GPU's parameters and
             states are unchanged; otherwise they may have changed, even in part: load a checkpoint. Those of other GPUs
             may be new.
