@@ -278,7 +278,7 @@ def operators() -> str:
 
     found: dict[str, list[str]] = {}
     for op, kind in OPERATORS.items():
-        attributes = (one for one in fields(kind) if one.metadata and one.metadata["expected"] != one.default)
+        attributes = (one for one in fields(kind) if one.metadata and one.metadata["expected"] != str(one.default))
         found.setdefault(", ".join(code(one.name) for one in attributes), []).append(code(op))
     lines = (f"- {', '.join(ops)}{': ' if attributes else ''}{attributes}" for attributes, ops in found.items())
     return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
