@@ -348,6 +348,15 @@ def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(
     assert explain(x, w, y, BEFORE, part_of=(first, 19)).sentence == f"Your code does not write {where}"
 
 
+@pytest.mark.parametrize(("first", "said"), [(0, "any element of y"), (1, "")])
+def test_elements_of_sparse_images_that_are_right_are_not_called_written(first: int, said: str) -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((4, 1, 12, 12), np.float32), rng.standard_normal((3, 1, 3, 3), np.float32)
+    x[0, 0, :, 3:] = x[1, 0, 4:] = 0
+    found = explain(x, w, np.zeros((4, 3, 10, 10), np.float32), part_of=(first, 1000))
+    assert found.sentence == (said and f"Your code does not write {said}")
+
+
 def test_noise_is_not_explained() -> None:
     for p in (*PROBLEMS, ConvProblem(1, 3, 7, 9, 2, 1), ConvProblem(2, 2, 5, 5, 3, 5), ConvProblem(1, 2, 4, 9, 3, 4)):
         x, w = inputs(p)
