@@ -91,9 +91,8 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     int stage = 0, phase = 1;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const Tile tile(number);
-        const int image = tile.pixel / OUTPUT_AREA, rest = tile.pixel % OUTPUT_AREA;
-        const int row = rest / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
-        const int column = rest % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        const int image = tile.pixel / OUTPUT_AREA;
+        const Window window(tile.pixel % OUTPUT_AREA);
         for (int c = 0; c < C; c += Config::stage_channels) {
             for (int tap = 0; tap < TAPS; tap++) {
                 const int p = tap / Config::kernel_width * Config::dilate_height;
@@ -103,9 +102,9 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                 mbarrier_wait_thread(pipeline.empty + stage, phase);
                 mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
                 const int channel = tile.group * Config::padded_channels + c;
-                tma_load_im2col<EVICTS_PIXELS>(pixels, x_high, full, channel, column, row, image, q, p);
+                tma_load_im2col<EVICTS_PIXELS>(pixels, x_high, full, channel, window.column, window.row, image, q, p);
                 if (COMPONENTS == 2)
-                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, column, row, image, q, p);
+                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, window.column, window.row, image, q, p);
                 if (!Config::resident)
                     load_filters(pipeline.filters(stage, 0), full, w_high, w_low, c, tap, tile.filter);
                 if (++stage == Config::stages) stage = 0, phase ^= 1;

@@ -5,6 +5,15 @@ constexpr int TAPS = Config::kernel_height * Config::kernel_width;
 constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
 constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
 
+// The first pixel of an output pixel's window of inputs; it may be padding.
+struct Window {
+    int row, column;
+
+    __device__ __forceinline__ explicit Window(int pixel)
+        : row(pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height),
+          column(pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width) {}
+};
+
 // Where the weight of a filter lies, for channel c of its group. A data gradient is the convolution of y by filters
 // whose channels and filters have changed places and whose rows and columns are reversed.
 __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
@@ -26,15 +35,14 @@ template <typename Load, typename Store>
 __device__ __forceinline__ void recompute_pixel(const float *w, int image, int group, int filter0, int pixel,
                                                 const Load &load, const Store &store, int first = 0, int step = 1) {
     constexpr int FILTERS = Config::filters;
-    const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
-    const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+    const Window window(pixel);
     float sums[RECOMPUTED] = {};
     for (int c = first; c < Config::channels; c += step) {
         float products[RECOMPUTED] = {};
 #pragma unroll 1
         for (int tap = 0; tap < TAPS; tap++) {
-            const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
-            const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
+            const int row = window.row + tap / Config::kernel_width * Config::dilate_height;
+            const int column = window.column + tap % Config::kernel_width * Config::dilate_width;
             const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
             if (Config::transposed && !inside) continue;
             const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;

@@ -123,9 +123,8 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
     const long long end = shares.begin(blockIdx.x + 1);
     for (long long item = shares.begin(blockIdx.x); item < end; item++) {
         const int tile = int(item / shares.stages), pixel = int(item % shares.stages) * STAGE_PIXELS;
-        const int image = pixel / OUTPUT_AREA, rest = pixel % OUTPUT_AREA;
-        const int row = rest / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
-        const int column = rest % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        const int image = pixel / OUTPUT_AREA;
+        const Window window(pixel % OUTPUT_AREA);
         Barrier *const full = pipeline.full + stage;
         mbarrier_wait_thread(pipeline.empty + stage, phase);
         mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
@@ -135,8 +134,8 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
             const int c = unit % CHANNEL_BLOCKS * BLOCK, p = tap / Config::kernel_width * Config::dilate_height;
             const int q = tap % Config::kernel_width * Config::dilate_width;
             unsigned char *const to = pipeline.pixels(stage) + i * BLOCK_BYTES;
-            tma_load_im2col(to, x_high, full, c, column, row, image, q, p);
-            tma_load_im2col(to + PIXEL_BYTES, x_low, full, c, column, row, image, q, p);
+            tma_load_im2col(to, x_high, full, c, window.column, window.row, image, q, p);
+            tma_load_im2col(to + PIXEL_BYTES, x_low, full, c, window.column, window.row, image, q, p);
         }
 #pragma unroll
         for (int i = 0; i < Config::tile_filters / BLOCK; i++) {
@@ -202,10 +201,9 @@ __device__ __noinline__ float weight_in_float64(const float *x, const float *y, 
     for (int image = 0; image < images; image++)
 #pragma unroll 1
         for (int pixel = 0; pixel < OUTPUT_AREA; pixel++) {
-            const int row = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height +
-                            tap / Config::kernel_width * Config::dilate_height;
-            const int column = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width +
-                               tap % Config::kernel_width * Config::dilate_width;
+            const Window window(pixel);
+            const int row = window.row + tap / Config::kernel_width * Config::dilate_height;
+            const int column = window.column + tap % Config::kernel_width * Config::dilate_width;
             const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
             const long long at = image * IMAGE + c * (long long)AREA + row * Config::width + column;
             sum += (inside ? double(x[at]) : 0.0) * double(y[image * OUTPUTS + m * (long long)OUTPUT_AREA + pixel]);
