@@ -193,11 +193,8 @@ def _best(
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
     few = max(int(_UNEXPLAINED_SHARE * wrong.sum()), min(_UNEXPLAINED_COUNT, int(wrong.sum()) // 10))
     left = int((wrong & ~unwritten).sum())
-    same = (case.y == case.before) | (np.isnan(case.y) & np.isnan(case.before))
-    if same.all():  # sparse images have elements that are right without being written
-        return ("", "", 0) if part_of[0] else (NOTHING_WRITTEN, "Your code does not write any element of y", 0)
     if left <= few:
-        name, where = _region(unwritten, wrong, *part_of)
+        name, where = _region(case, unwritten, wrong, *part_of)
         if where:
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
@@ -254,11 +251,13 @@ def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
     return np.asarray(float32_bound(problem) * size + problem.products * SMALLEST32)
 
 
-def _region(unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -> tuple[str, str]:
+def _region(case: Case, unwritten: np.ndarray, wrong: np.ndarray, first: int, images: int) -> tuple[str, str]:
     """Return the mistake's name, and the images, filters, rows and columns that are not written, in words; or "".
 
     first: the number of the first image among all ``images``.
     """
+    if np.array_equal(case.y, case.before, equal_nan=True):  # a sparse image has elements that are right nevertheless
+        return ("", "") if first else (NOTHING_WRITTEN, "any element of y")
     if unwritten.mean() > _UNWRITTEN_SHARE and wrong.all() and not first:
         return NOTHING_WRITTEN, "any element of y"
     # An element whose exact result is what y held before seems written: at first, none does.
