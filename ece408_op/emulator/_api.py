@@ -41,7 +41,7 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
     Args:
         path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files of its
             folder by quotes.
-        folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``. Beyond 1 GiB, the programs
+        folder: where compiled programs are kept; by default in ``cached_folders.base``. Beyond 1 GiB, the programs
             that nobody has used for longest are removed, but none used within an hour.
 
     Raises:

@@ -109,8 +109,8 @@ def compiler_version() -> str | None:
 
 
 def default_folder() -> Path:
-    """Return the folder of compiled programs: in ``XDG_CACHE_HOME``, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ece408-op" / "emulator"
+    """Return the folder of compiled programs, in the user's cache or a temporary one."""
+    return cached_folders.base() / "emulator"
 
 
 def link(text: str, source: str, folder: Path, checks: str, course: bool, options: tuple[str, ...] = ()) -> Program:

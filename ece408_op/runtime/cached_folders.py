@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -11,6 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from ece408_op.data import cache_folder
+from ece408_op.data.atomic import output_folder_problem
 
 #: Bytes that folders of one kind may take together.
 MOST_BYTES = 1 << 30
@@ -27,6 +31,22 @@ def digest(files: Iterable[Path], *words: str, root: Path) -> str:
         found.update(os.fsencode(path.relative_to(root)) + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
     found.update("\0".join(words).encode())
     return found.hexdigest()
+
+
+def base(private: bool = True) -> Path:
+    """Return the user's cache, or a temporary folder that goes when the program ends.
+
+    That is where the cache cannot be written, or others have to read what is in it (not ``private``).
+    """
+    cache = cache_folder() if private else None
+    return Path(_temporary().name) if cache is None or output_folder_problem(cache) else cache
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory(prefix="ece408-op-")
+    os.chmod(made.name, 0o755)
+    return made
 
 
 def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Path:

@@ -16,11 +16,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
-from ece408_op.data import cache_folder
-from ece408_op.data.atomic import output_folder_problem
 from ece408_op.runtime import cached_folders, ptxas
 from ece408_op.runtime.cached_folders import digest
 
@@ -232,21 +229,8 @@ def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec)
 
 
 def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
-    """The folder of that kind and key, which ``make`` fills if it is new.
-
-    It is in the user's cache; where that can't be written, or others have to read it (not ``private``), in a temporary
-    folder until the program ends.
-    """
-    base = cache_folder() if private else None
-    if base is None or output_folder_problem(base):
-        base = Path(_temporary().name)
-        base.chmod(0o755)
-    return cached_folders.folder(base, kind, key, make)
-
-
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ece408-op-")
+    """The folder of that kind and key, which ``make`` fills if it is new; in the cache of ``cached_folders.base``."""
+    return cached_folders.folder(cached_folders.base(private), kind, key, make)
 
 
 def compiler(name: str) -> str:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from process import printed
 
 from ece408_op.runtime import cached_folders
 
@@ -53,6 +54,15 @@ def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(
 
     monkeypatch.setattr(os, "utime", refused)
     assert cached_folders.folder(tmp_path, "program", "key", refused) == path
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_until_the_program_ends(tmp_path: Path) -> None:
+    program = "from ece408_op.runtime import cached_folders as c; c.folder(c.base(), 'a', 'b', lambda _: None)"
+    program += "; print(c.base() == c.base(), c.base(private=False).stat().st_mode & 0o777, c.base())"
+    places = {"HOME": "/dev/null", "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+    same, mode, base = printed("-c", program, **places).split()
+    assert (same, int(mode), Path(base).parent) == ("True", 0o755, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def _fill(path: Path, size: int) -> None:

@@ -15,6 +15,7 @@ from submissions import touch
 
 from ece408_op.core.source_lines import line_of
 from ece408_op.problem import KNOWN_NETS
+from ece408_op.runtime import cached_folders
 from ece408_op.submission import EndedError, HarnessError, build, sandbox, sources
 from ece408_op.submission.runner import compile_file
 from ece408_op.submission.sandbox import Tools
@@ -156,7 +157,7 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
 def test_folders_of_the_cache_that_were_never_finished_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(cached_folders, "cache_folder", lambda: tmp_path)
     touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
     for name in (".tools-killed", ".file-other"):
         os.utime(tmp_path / name, (0, 0))
