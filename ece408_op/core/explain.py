@@ -172,14 +172,19 @@ def explain(
     )
 
 
-def _kind_of_values(case: Case, unwritten: np.ndarray) -> tuple[str, str]:
-    """Return the mistake that all values of an output show, and the sentence; empty ones if they show none."""
-    if not case.y.any():
-        return "zeros", "Your output is 0 everywhere"
+def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, str, int]:
+    """Return the mistake that all values of an output show, or all but few, as ``_best``."""
+    others = int((case.y != 0).sum())
+    if others <= few:
+        return "zeros", "Your output is 0 everywhere", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
-        return "whole_numbers", "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
-    return "", ""
+        return (
+            "whole_numbers",
+            "Your output holds whole numbers alone: a sum or a value that it comes from is an int",
+            0,
+        )
+    return "", "", 0
 
 
 def _best(
@@ -199,9 +204,9 @@ def _best(
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
         return "", "", 0
-    name, sentence = _kind_of_values(case, unwritten)
-    if name:
-        return name, sentence, 0
+    found = _kind_of_values(case, unwritten, few)
+    if found[0]:
+        return found
     error = np.abs(case.y - case.exact)
     if (error > 2 * EPS32 * size).mean() > _ROUNDED_SHARE:
         share = _root_mean_square(case, error)

@@ -357,6 +357,14 @@ def test_elements_of_sparse_images_that_are_right_are_not_called_written(first: 
     assert found.sentence == (said and f"Your code does not write {said}")
 
 
+@pytest.mark.parametrize("channels", [1, 3])  # without its last channel, the convolution of one has zeros alone
+def test_zeros_but_for_a_few_elements_are_no_other_mistake(channels: int) -> None:
+    x, w = inputs(p := ConvProblem(2, channels, 9, 9, 3, 3))
+    y = np.zeros(p.y_shape, np.float32)
+    y[:, 1, 0, 0] = 9
+    assert explain(x, w, y, BEFORE).summary == "Your output is 0 everywhere (but for 2 elements)"
+
+
 def test_noise_is_not_explained() -> None:
     for p in (*PROBLEMS, ConvProblem(1, 3, 7, 9, 2, 1), ConvProblem(2, 2, 5, 5, 3, 5), ConvProblem(1, 2, 4, 9, 3, 4)):
         x, w = inputs(p)
