@@ -256,7 +256,7 @@ class Worker(AbstractContextManager["Worker"]):
         fault = _FAULT.fullmatch(self._fault)
         if fault and fault[2] in _ARRAYS:
             return _outside(_ARRAYS[fault[2]], int(fault[3]), int(fault[4]), doing)
-        said = "its process was lost"
+        said = f"its process was lost{f' ({number})' if number else ''}"
         if kind == "exit":
             said = f"it ended its process itself (exit code {number})"
         elif fault and fault[1] == number and fault[2] == "stack":

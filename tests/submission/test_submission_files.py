@@ -226,12 +226,21 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(
     lacks: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source, tools = tmp_path / "new-forward.h", build.tools()
-    source.write_text("void cut(", encoding="utf-8")
+    source.write_text("#error No space left on device\n", encoding="utf-8")
     if lacks == "compiler":
         monkeypatch.setattr(build, "compiler", lambda name: f"/nowhere/{name}")
     else:
         monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     with build.new_folder("build") as folder, pytest.raises(HarnessError, match=said):
+        build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())
+
+
+@needs_sandbox
+def test_a_files_own_error_is_one_where_there_is_little_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source, tools = tmp_path / "new-forward.h", build.tools()
+    source.write_text("void cut(", encoding="utf-8")
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with build.new_folder("build") as folder, pytest.raises(EndedError, match="expected"):
         build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())
 
 
