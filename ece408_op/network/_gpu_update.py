@@ -6,9 +6,11 @@ NaN, and arithmetic in place changes their bits.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,11 +46,12 @@ class Deferred(NamedTuple):
     owner: Any
 
 
-#: The last deferred gradients by the addresses of their arrays: networks whose update never comes do not keep the GPU's
-#: memory. Not by the parameters': a KVStore updates its own copies of these. One update may be that of many networks.
-#: Each operation is one in C, which other threads do not interrupt.
-pending: OrderedDict[int, Deferred] = OrderedDict()
-MOST_PENDING = 4096
+#: Deferred gradients, and the numbers of their backward passes, by the addresses of their arrays, the oldest first. Not
+#: by the parameters' addresses: a KVStore updates its own copies of these. One update may be that of many networks.
+pending: OrderedDict[int, tuple[int, Deferred]] = OrderedDict()
+#: The passes whose gradients stay: networks whose update never comes do not keep the GPU's memory.
+MOST_PASSES = 64
+_passes = itertools.count()
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -61,9 +64,13 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 
 def defer(gradients: Mapping[int, Deferred]) -> None:
     """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
-    pending.update(gradients)
-    while len(pending) > MOST_PENDING:
-        pending.popitem(last=False)
+    number = next(_passes)
+    for key in gradients:
+        pending.pop(key, None)  # the new one is the newest
+    pending.update((key, (number, one)) for key, one in gradients.items())
+    with suppress(RuntimeError, StopIteration, KeyError):  # another thread's pass removes the oldest at the same time
+        while next(iter(pending.values()))[0] <= number - MOST_PASSES:
+            pending.popitem(last=False)
 
 
 class HostArrays(NamedTuple):
@@ -91,8 +98,9 @@ class State:
         self._host: HostArrays | None = None
         #: What pins the parameter, and the address of that.
         self._pinned: tuple[int, Pinned | None] = 0, None
-        #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
-        self.examined: tuple[Any, Any] = None, None
+        #: The parameter and the gradient that have been examined, and an object for the call in which they were: to ask
+        #: MXNet's arrays takes microseconds.
+        self.examined: tuple[Any, Any, Any] = None, None, None
 
     @property
     def shapes(self) -> list[Shape]:
@@ -154,7 +162,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
         one.state.pin(one.parameter, one.host)
-    taken = [pending.pop(one.host.addresses[1], None) for one in operands]
+    taken = [pending.pop(one.host.addresses[1], (0, None))[1] for one in operands]
     deferred = [
         gradient if _is_deferred(gradient, one.host.bits, once) else None
         for gradient, one, once in zip(taken, operands, written_once)

@@ -31,8 +31,16 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
     return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
 
 
-def _is_examined(weight: Any, gradient: Any, state: Any) -> bool:
-    return isinstance(state, State) and state.examined[0] is weight and state.examined[1] is gradient
+def _are_examined(weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any]) -> bool:
+    """Return whether these arrays have been examined, in one call."""
+    call = states[0].examined[2] if states and isinstance(states[0], State) else None
+    return call is not None and all(
+        isinstance(state, State)
+        and state.examined[0] is weight
+        and state.examined[1] is gradient
+        and state.examined[2] is call
+        for weight, gradient, state in zip(weights, gradients, states)
+    )
 
 
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
@@ -96,13 +104,14 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         """Queue the update of one parameter or of lists of them."""
         several = isinstance(index, (list, tuple))
         indices, weights, gradients, states = (list(one) if several else [one] for one in (index, weight, grad, state))
-        new = [one for one in zip(weights, gradients, states) if not _is_examined(*one)]
-        for one in new:
-            self._examine(*one)
-        if array_version.is_readable() and new:  # its trial must not run in MXNet's threads
-            self._check_apart(weights, gradients)
-        for weight_, gradient, state_ in new:
-            state_.examined = weight_, gradient
+        if not _are_examined(weights, gradients, states):
+            for one in zip(weights, gradients, states):
+                self._examine(*one)
+            if array_version.is_readable():  # its trial must not run in MXNet's threads
+                self._check_apart(weights, gradients)
+            call = object()
+            for weight_, gradient, state_ in zip(weights, gradients, states):
+                state_.examined = weight_, gradient, call
         for number, one in zip(indices, states):
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import pinned
@@ -40,7 +41,7 @@ def _pin(executor: Any) -> None:
         size, owner = pinned.wanted.pop(address, 0), found[address]
         if size and not isinstance(owner, pinned.Pinned):
             # What was copied may have been freed, and this array be a smaller one in its place.
-            found[address] = pinned.Pinned(owner, address, min(size, ITEM_BYTES * owner.size))
+            found[address] = pinned.Pinned(owner, address, min(size, np.dtype(owner.dtype).itemsize * owner.size))
 
 
 __all__ = ("install",)

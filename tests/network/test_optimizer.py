@@ -268,11 +268,11 @@ def test_parameters_that_share_memory_are_refused(shared):
     )
     weights = {"parameters": [arrays[0], arrays[1]], "one twice": [gradients.copy()] * 2, "gradient": [gradients]}
     several = weights[shared]
-    for _ in range(2):
+    for alone in (False, True, True):  # also where each has been updated by itself
         with pytest.raises(ProblemError, match="GpuSGD: expected parameters that share no memory with another one or"):
             update([*range(len(several))], [gradients] * len(several), several)
-    for number, one in enumerate(several):
-        update(number, mx.nd.ones(3), one)
+        for number, one in enumerate(several if alone else []):
+            update(number, gradients if len(several) > 1 else mx.nd.ones(3), one)
     mx.nd.waitall()
 
 
@@ -318,7 +318,7 @@ def test_forward_passes_before_the_last_update(order):
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
 def test_gradients_of_networks_that_are_never_updated_do_not_stay(way, monkeypatch):
-    monkeypatch.setattr(_gpu_update, "MOST_PENDING", 16)
+    monkeypatch.setattr(_gpu_update, "MOST_PASSES", 16)
     symbol = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer")
     executors = []
     for _ in range(20):
