@@ -290,7 +290,8 @@ def _behind(unwritten: np.ndarray, first: int, images: int) -> str:
             continue
         flat = unwritten.reshape(math.prod(unwritten.shape[:axis]), -1)
         written, count = int((~flat[0]).sum()), flat.shape[1]
-        if 0 < written < count and (flat == (np.arange(count) >= written)).all():
+        whole_maps = axis < 2 and written % math.prod(unwritten.shape[2:]) == 0  # images and filters tell more
+        if 0 < written < count - 1 and not whole_maps and (flat == (np.arange(count) >= written)).all():
             return f"elements {written} to {count - 1} of {count} of {name}"
     return ""
 

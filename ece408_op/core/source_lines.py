@@ -11,9 +11,11 @@ _LOOP = re.compile(
 )
 #: Names of the bounds of loops over a filter, and the names of rows and columns without such loops.
 _KERNEL = re.compile(r"\b(K[SWHXY]?|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
-#: A line with a number of tiles that is right: ``ceil(n / 16.0)``, ``(n + TILE - 1) / TILE`` or ``(n - 1) / TILE + 1``.
+#: A number of tiles that is right: ``ceil(n / 16.0)``, ``(n + TILE - 1) / TILE``, ``(n + 15) / 16`` or
+#: ``(n - 1) / TILE + 1``.
 _ROUNDED_UP = re.compile(
-    r"\bceilf? *\([^;\n]*(\d\.|\.\d|float|double)|- *1 *\)* */|\+ *([2-9]|\d\d+|[A-Z]\w*) *\)* */|/[^,;\n/+]*\+ *1\b"
+    r"\bceilf? *\([^;\n]*(\d\.|\.\d|float|double)[^;\n]*"
+    r"|\+ *((?!1\b)\w+ *- *1|[2-9]|\d\d+|[A-Z]\w*) *\)* */ *\(?\w+|/ *\(?\w+ *\)* *\+ *1\b"
 )
 #: Characters of a source and of a line that are searched: some expressions take time in the square of a line's length.
 _SEARCHED, _WIDEST = 1 << 18, 240
@@ -27,7 +29,8 @@ def line_of(mistake: str, source: str) -> int | None:
     for pattern in _patterns(mistake, re.escape(p), re.escape(q), code):
         for found in re.finditer(pattern, code, re.MULTILINE):
             line = code.count("\n", 0, found.start()) + 1
-            if not (mistake.startswith("unwritten") and _ROUNDED_UP.search(lines[line - 1])):
+            rest, rounded = _ROUNDED_UP.subn("", lines[line - 1])
+            if not (mistake.startswith("unwritten") and rounded and "/" not in rest):
                 return line
     return None
 

@@ -140,15 +140,9 @@ def layer_entry(
     late = {one["kind"] for one in findings} == {"time"}
     entry.update(status=RIGHT if right else TIMED_OUT if late else WRONG, note="", findings=findings)
     # Outputs that are missing because the run ended say nothing about the code; those that are forgiven are right.
-    entry.update(
-        text=[] if ended or (forgiven and findings) else found.lines(),
-        times=None,
-        counters=None,
-        ncu=None,
-        lines=[],
-        hints=[],
-    )
-    entry.update(explanation=found.as_data() if found.wrong and not ended else None, ended=ended)
+    unsaid = ended or not found.wrong or (forgiven and findings)
+    entry.update(text=[] if unsaid else found.lines(), explanation=None if unsaid else found.as_data(), ended=ended)
+    entry.update(times=None, counters=None, ncu=None, lines=[], hints=[])
     if right and found.wrong:
         notes = {
             ACCUMULATED: "right only while y is 0 before the call, as in the course",

@@ -6,8 +6,10 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -39,7 +41,10 @@ def base(private: bool = True) -> Path:
     That is where the cache cannot be written, or others have to read what is in it (not ``private``).
     """
     cache = cache_folder() if private else None
-    return Path(_temporary().name) if cache is None or output_folder_problem(cache) else cache
+    if cache is not None and not output_folder_problem(cache):
+        return cache
+    with _lock:
+        return Path(_temporary().name)
 
 
 @functools.cache
@@ -47,6 +52,10 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
     made = tempfile.TemporaryDirectory(prefix="ece408-op-")
     os.chmod(made.name, 0o755)
     return made
+
+
+#: Threads that ask at the same time get one folder.
+_lock = threading.Lock()
 
 
 def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Path:
@@ -70,7 +79,7 @@ def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Pat
         try:
             os.rename(own, path)
         except OSError:
-            if not path.is_dir():  # otherwise another process was faster
+            if not _is_whole(path):  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(own, ignore_errors=True)
@@ -107,7 +116,7 @@ def _remove(path: Path) -> None:
             path.unlink()
             return
         if not path.name.startswith("."):
-            path = path.rename(path.with_name(f".{path.name}"))
+            path = path.rename(path.with_name(f".{path.name}-{secrets.token_hex(4)}"))
         shutil.rmtree(path)
 
 

@@ -183,6 +183,7 @@ KERNELS = {
     "overflow": Kernel("an index of 8 bits in y", output=eight_bits),
     "unwritten": Kernel("does not write the last row", output=part(ALL, ALL, slice(-1))),
     "unwritten images": Kernel("does not write the first image", output=part(slice(1, None))),
+    "unwritten but for a map": Kernel("and filters 1 to", output=part(slice(1), slice(1))),
     "unwritten elements": Kernel(
         "elements 70 to", output=lambda p, y, sums: y.reshape(-1).__setitem__(slice(70), sums.reshape(-1)[:70])
     ),

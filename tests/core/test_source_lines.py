@@ -20,6 +20,9 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten", "dim3 grid((W + 15) / 16);\n\nif (h < H - K && w < W - K + 1) y[i] = sum;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+        ("unwritten_tile", "int a = (W + t - 1) / t, b = W / T + 1;\n\nint gridW = (W_out - 1) / TILE;"),
+        ("unwritten_tile", "\n\ndim3 grid(W_out / TILE, H_out / TILE + 1);"),
+        ("unwritten_tile", "\n\ndim3 grid(B, M, (W_out + TILE - 1) / TILE * (H_out / TILE));"),
         ("unwritten_tile", "int a = (W + T - 1) / T, b = (W - 1) / T + 1;\na = ceil(W / 8.);\nb = ceil(H / T);"),
         ("unrolled", "int n = C / T;\nfor (int t = 0; t < (C - 1) / T + 1; t++)\nfor (int t = 0; t < C / T; t++)"),
         ("restarted", "float acc = 0.0f;\nfor (int c = 0; c < C; c += 1) {\n acc = 0.0f; acc += x[c] * k[c]; }"),
@@ -32,8 +35,9 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
         ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "no + 1", "tiles", "no ceil", "tiles of a sum", "= 0 in a loop", "x + b",
-         "y + b", "memset", "= for +=", "rows of y", "int sum", "int pixel", "bytes"],
+    ids=["KS", "channels", "last row", "no + 1", "tiles", "- 1 alone", "one of two", "a factor", "no ceil",
+         "tiles of a sum", "= 0 in a loop", "x + b", "y + b", "memset", "= for +=", "rows of y", "int sum", "int pixel",
+         "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3

@@ -113,6 +113,7 @@ def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> 
     assert _check.layer_entry(problem, found)["status"] == "right"
     race = _check.layer_entry(problem, found, [{"kind": "race"}])
     assert (race["status"], race["note"], race["text"]) == ("wrong", "the output is right all the same", [])
+    assert race["explanation"] is None  # the page shows one with the text
     y[:, :, 3] += 1
     assert _check.layer_entry(problem, explain(x, w, y, _check.FILL))["status"] == "wrong"
 

@@ -44,6 +44,15 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | N
     assert [one.name for one in tmp_path.iterdir()] == ["program-key"]
 
 
+def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Path) -> None:
+    (tmp_path / ".program-key").mkdir()
+    _fill(tmp_path / ".program-key" / "rest", 1)
+    for _ in range(2):
+        path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 10))
+        assert (path / "program").stat().st_size == 10
+        _fill(path / "program", 0)
+
+
 def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
