@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
+import threading
+import time
 from typing import Any
 
 import mxnet as mx
@@ -12,6 +15,9 @@ from . import default_layout, imperative, mxnet_errors, operator, pinned_argumen
 
 #: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
 UNDEFINED, DENSE = -1, 0
+
+#: In which MXNet's threads, which need Python's lock for it, free the operators of calls that have ended.
+_FREEING_SECONDS = 0.02
 
 
 def connect() -> None:
@@ -23,6 +29,7 @@ def connect() -> None:
     imperative.install()
     pinned_arguments.install()
     atexit.register(_finish_pending)
+    os.register_at_fork(before=_finish_before_fork)
 
 
 def _accept_absent_arrays() -> None:
@@ -47,3 +54,13 @@ def _finish_pending() -> None:
         mx.nd.waitall()
     except mx.MXNetError as error:
         print(f"an operator failed and nobody looked at its result: {error}", file=sys.stderr)
+
+
+def _finish_before_fork() -> None:
+    """Wait for what is pending, as at exit: MXNet stops its threads before a fork, while this thread has Python's lock.
+
+    A thread of MXNet's runs an operator itself, and would wait for itself.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _finish_pending()
+        time.sleep(_FREEING_SECONDS)
