@@ -120,9 +120,12 @@ CHANGES = {
         "= sum;": "= one * sum;",
     },
     "the lanes that are together": {
-        "float sum": """float one;
-        if (t % 3 == 1) one = __popc(__activemask()) >= 4;
-        else one = __all_sync(__activemask(), t % 3 != 1);
+        "__global__": "__device__ __attribute__((noinline)) unsigned of_both() { return __activemask(); }\n__global__",
+        "float sum": """unsigned side = 0;
+        for (int i = 0; i < 32; i++) side |= unsigned((threadIdx.x / 32 * 32 + i) % 3 == 1) << i;
+        float one;
+        if (threadIdx.x % 3 == 1) one = __activemask() == side && of_both() == side;
+        else one = __all_sync(__activemask(), threadIdx.x % 3 != 1) && __activemask() == ~side && of_both() == ~side;
         float sum""",
         "= sum;": "= one * sum;",
     },

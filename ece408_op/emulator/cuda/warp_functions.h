@@ -51,7 +51,9 @@ ECE408_SHUFFLE(__shfl_up, unsigned, at >= int(n) ? lane - int(n) : lane)
 ECE408_SHUFFLE(__shfl_down, unsigned, at + int(n) < width ? lane + int(n) : lane)
 ECE408_SHUFFLE(__shfl_xor, int, (lane ^ n) / width * width <= first ? lane ^ n : lane)
 
-ECE408_PLAIN inline unsigned __activemask() { return emulator::active_lanes(); }
+ECE408_PLAIN __attribute__((noinline)) inline unsigned __activemask() {
+    return emulator::active_lanes(__builtin_return_address(0));
+}
 ECE408_PLAIN inline unsigned __ballot_sync(unsigned mask, int condition) {
     const unsigned mine = condition ? 1u << emulator::lane_number() : 0;
     return emulator::reduce(mask, mine, [](unsigned a, unsigned b) { return a | b; });

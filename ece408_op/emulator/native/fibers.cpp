@@ -244,18 +244,30 @@ unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&al
     return participants;
 }
 
-// Lanes that come here in the same round of turns are together.
-unsigned active_lanes() {
+// Lanes that come to one call in the same round of turns are together; those on a branch's other side call elsewhere. A
+// function's one call serves all of its callers, so the blocks from which these call it are part of the place.
+unsigned active_lanes(const void *code) {
     const InRuntime scope;
-    static unsigned arrived[32], together[32];
+    static unsigned arrived[32], together[MOST_THREADS];
+    static uintptr_t places[MOST_THREADS];
     const int warp = current / 32, first = 32 * warp, behind = std::min(first + 32, thread_count);
-    const unsigned mine = 1u << current % 32;
-    arrived[warp] |= mine;
+    const Thread &thread = threads[current];
+    uintptr_t place = uintptr_t(code);
+    for (int i = 0; i < thread.depth; i++) place = place * 0x100000001b3 + thread.previous[i];
+    places[current] = place;
+    arrived[warp] |= 1u << current % 32;
     do switch_to_scheduler();
     while (std::any_of(threads + first, threads + behind, [](const Thread &each) { return each.full; }));
-    if (arrived[warp] & mine) together[warp] = arrived[warp], arrived[warp] = 0;
+    if (arrived[warp] >> current % 32 & 1) {
+        unsigned lanes = 0;
+        for (int i = first; i < behind; i++)
+            if ((arrived[warp] >> i % 32 & 1) && places[i] == place) lanes |= 1u << i % 32;
+        for (int i = first; i < behind; i++)
+            if (lanes >> i % 32 & 1) together[i] = lanes;
+        arrived[warp] &= ~lanes;
+    }
     progress = true;
-    return together[warp];
+    return together[current];
 }
 
 void named_barrier(int number, int count) {

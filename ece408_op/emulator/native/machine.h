@@ -23,7 +23,7 @@ void run_grid(const Grid &grid);
 // A warp's exchange of registers: every lane of `mask` passes a value and gets those of all lanes. Returns the mask of
 // the lanes that took part. code: the line of a report; by default the caller's.
 unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32], const void *code = nullptr);
-unsigned active_lanes();  // of the warp, that have come to the same call
+unsigned active_lanes(const void *code);  // of the warp, that have come to the call at `code`
 int lane_number();
 unsigned lanes_of_warp();  // the lanes that the warp has, whether they have ended or not
 
