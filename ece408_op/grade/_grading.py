@@ -36,7 +36,7 @@ from ece408_op.submission.worker import Program
 
 from ._buffers import Device
 from ._real_images import trained
-from ._rounds import Bench, Trial, Turns
+from ._rounds import NO_MEMORY, Bench, Trial, Turns
 from ._spec import Spec, SpecError
 from ._submission import Submission
 from ._verdict import NEAR_DUPLICATE, PASSED, POISONED, TIMED, WARM_UP, NetworkResult, is_final, judge_submission, worst
@@ -200,7 +200,7 @@ class Grader(Bench):
             if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or spec.quick):
                 results.append(self._net(program, decisive.net, self.timed_images, TIMES))
                 last, decisive.timed = results[-1].status, results[-1].status != PASSED
-                excused = last in (PASSED, "timed_out")
+                excused = last in (PASSED, "timed_out") or results[-1].verdict.reason.startswith(NO_MEMORY)
                 judged = results if excused else results[-1:]
                 verdict, decisive = judge_submission(judged, demanded=not excused, pointed=pointed)
         networks = [one.as_data() for one in results]

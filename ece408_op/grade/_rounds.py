@@ -30,6 +30,8 @@ from ._real_images import CourseNet
 from ._spec import Spec
 from ._verdict import NEAR_DUPLICATE, POISONED, REAL_IMAGES, TIMED, VIOLATIONS, WIDE_RANGE, Layer, NetworkResult, Run
 
+#: The beginning of the reason where the grader itself, in the file's presence, gets no memory.
+NO_MEMORY = "the grader found no memory for itself"
 _PAUSE = 0.01  # seconds for which a worker is watched after a call
 #: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
 _TURNS, _TURNS_AGAIN, SECONDS_BETWEEN_TURNS = 5, 20, 0.1
@@ -131,8 +133,7 @@ class Trial:
             if not self._finish():
                 return False
         except MemoryError as error:
-            text = f"the grader found no memory for itself next to what the file had taken: {error}"
-            end = EndedError("crashed", text)
+            end = EndedError("crashed", f"{NO_MEMORY} next to what the file had taken: {error}")
         except EndedError as ended:
             end = EndedError(ended.status, ended.reason.replace(self._folder, ""))
         # Each call took memory and freed none: in the course there was one call.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sandbox import needs_sandbox
 
-from ece408_op.grade._buffers import Device
+from ece408_op.grade._buffers import Buffers, Device
 from ece408_op.grade._grading import for_cpu
 from ece408_op.grade._reports import gradescope, student
 from ece408_op.grade._spec import Spec
@@ -101,6 +101,21 @@ def test_the_times_are_those_of_the_larger_number_of_images(records: dict[str, d
     assert [(one["images"], "seconds" in one) for one in networks] == [(3, False), (9, True)]
     assert records["macros.h"]["seconds"]["2017"] == networks[1]["seconds"]
     assert networks[1]["own_kernel_seconds"] > 0
+
+
+def test_memory_that_the_grader_lacks_in_the_timed_run_is_no_fault_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Buffers.outcome
+
+    def outcome(buffers: Buffers, *arguments: Any) -> Any:
+        if buffers.problem.batch == 9:
+            raise MemoryError("Out of memory")
+        return original(buffers, *arguments)
+
+    monkeypatch.setattr(Buffers, "outcome", outcome)
+    monkeypatch.setattr(Device, "evict", lambda device: None)
+    grader = replace(for_cpu(build.tools(), Spec(runs=1), 1, in_parallel=True), images=3, timed_images=9)
+    record = grader.grade(Submission(HERE / "macros.h", HERE / "macros.h", "cpu"))
+    assert record["status"] == "passed" and record["networks"][-1]["status"] == "crashed"
 
 
 def test_accuracy_is_that_of_exact_convolutions(records: dict[str, dict[str, Any]]) -> None:
