@@ -200,6 +200,29 @@ def test_halves_that_nothing_wrote_are_found(programs: Path) -> None:
     assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
 
 
+def test_halves_behind_those_that_were_copied_are_found(programs: Path) -> None:
+    host = """__half *own; cudaMalloc(&own, 256); cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);
+run<<<1, 64, 1024>>>(y.dptr_, (float *)own, w.dptr_);"""
+    (finding,) = run("y[i] = ((const __half *)x)[i];", programs, host).findings
+    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 32)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "short all[64]; std::fill_n(all, 64, -1); cudaMalloc(&own, 128); cudaMemcpy(own, all, 128, cudaMemcpyDefault);",
+        "cudaMalloc(&own, 128); cudaMemset(own, 255, 128);",
+        "cudaMallocManaged(&own, 128); std::fill_n(own, 64, -1);",
+        "cudaMalloc(&own, 128); run<<<1, 64, 1024>>>(y.dptr_, nullptr, (float *)own);",
+    ],
+)
+def test_shorts_of_minus_one_that_were_written_have_values(fill: str, programs: Path) -> None:
+    body = "if (!x) ((short *)w)[i] = -1;\nelse y[i] = ((const short *)x)[i];"
+    launch = "run<<<1, 64, 1024>>>(y.dptr_, (const float *)own, w.dptr_); return;"
+    report = run(body, programs, f"short *own; {fill} {launch}")
+    assert report.findings == () and (report.y.reshape(-1)[:64] == -1).all()
+
+
 def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs: Path) -> None:
     host = "MSHADOW_CUDA_CALL(cudaMemcpyToSymbol(filters, w.dptr_, 200));"
     report = run("y[i] = filters[i % 50];", programs, host)

@@ -54,6 +54,7 @@ cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind
     for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}})
         if (const char *const wrong = wrong_side(address, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
     std::memmove(to, from, bytes);
+    note_filled(to, bytes);
     return cudaSuccess;
 }
 
@@ -68,6 +69,7 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
     if (const char *const wrong = wrong_side(memory, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
     char *const at = static_cast<char *>(symbol) + offset;
     std::memcpy(to_symbol ? at : memory, to_symbol ? memory : at, bytes);
+    note_filled(to_symbol ? at : memory, bytes);
     return cudaSuccess;
 }
 
@@ -109,6 +111,7 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
         return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", __builtin_return_address(0));
     std::memset(to, value, bytes);
+    note_filled(to, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {

@@ -66,7 +66,9 @@ struct Allocation {
     char name[32];
     bool input;  // that kernels only read
     mutable std::vector<GlobalWrite> writes;  // by word, where kernels have written: races.cpp
+    uintptr_t filled_begin = UINTPTR_MAX, filled_end = 0;  // around all that copies and cudaMemset have written
 };
+void note_filled(const void *address, size_t bytes);
 void name_allocation(void *address, const char *name, bool input);
 const Allocation *allocation_near(uintptr_t address);
 void check_global(uintptr_t address, int bytes, Operation operation, const void *code);
@@ -89,6 +91,7 @@ void order_all();  // every thread has reached one barrier
 void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code);
 void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes,
                   Operation operation, const void *code);  // writes: of [begin, end), by word
+bool may_have_value(const Allocation &allocation, uintptr_t address);
 void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
 

@@ -150,6 +150,13 @@ void name_allocation(void *address, const char *name, bool input) {
     if (found) std::snprintf(found->name, sizeof found->name, "%s", name), found->input = input;
 }
 
+void note_filled(const void *address, size_t bytes) {
+    Allocation *const found = const_cast<Allocation *>(allocation_near(uintptr_t(address)));
+    if (!found) return;
+    found->filled_begin = std::min(found->filled_begin, uintptr_t(address));
+    found->filled_end = std::max(found->filled_end, uintptr_t(address) + bytes);
+}
+
 // What was written close to an allocation by code that is not watched.
 void check_surroundings() {
     for (const Allocation &each : allocations) {
@@ -237,7 +244,8 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
         if (address % bytes)
             report("misaligned", verb + bytes_text(bytes) + " at an address that is no multiple of " + std::to_string(bytes) +
                    ", which a GPU refuses", code);
-        else if (operation == READ && bytes >= 2 && !std::memcmp(reinterpret_cast<const void *>(address), "\xff\xff\xff\xff", std::min(bytes, 4)))
+        else if (operation == READ && bytes >= 2 && !std::memcmp(reinterpret_cast<const void *>(address), "\xff\xff\xff\xff", std::min(bytes, 4)) &&
+                 !(bytes == 2 && may_have_value(*found, address)))  // of two bytes, -1 is an ordinary value
             report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
         if (found->input && operation != READ) report("input", verb + found->name, code);
         if (racing) watch_global(found->writes, found->begin, found->end, address, bytes, operation, code);

@@ -177,4 +177,11 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
     });
 }
 
+// Whether something may have written the word at an address, where the bytes alone do not tell.
+bool may_have_value(const Allocation &each, uintptr_t address) {
+    if (!racing || each.host_may_use || each.input || each.end - each.begin > MOST_WATCHED) return true;
+    if (address >= each.filled_begin && address < each.filled_end) return true;
+    return !each.writes.empty() && each.writes[(address - each.begin) / 4].block;
+}
+
 }  // namespace emulator
