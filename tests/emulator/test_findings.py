@@ -119,6 +119,11 @@ WRONG = {
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
         {("barrier", 6, 0), ("undefined", 6, 0)},
     ),
+    "two halves with masks that do not fit": (
+        "float one = 0;\nif (i % 32 < 16) one =\n__shfl_sync(0xffffffff, x[i], 1);\nelse one = "
+        "__shfl_sync(0xffff0000, x[i], 20);\ny[i + 64 * b] = one;",
+        {("barrier", 7, 0)},
+    ),
     "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 5, 0)}),
 }
 

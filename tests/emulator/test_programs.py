@@ -119,6 +119,14 @@ CHANGES = {
         "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
         "= sum;": "= one * sum;",
     },
+    "half a warp that shuffles before all wait": {
+        "float sum": """const int lane = threadIdx.x % 32;
+        float one = lane < 16 ? __shfl_sync(0xffff, lane, 3) == 3 : 1;
+        __syncwarp();
+        one *= __shfl_sync(0xffffffff, one, 20);
+        float sum""",
+        "= sum;": "= one * sum;",
+    },
     "the lanes that are together": {
         "__global__": "__device__ __attribute__((noinline)) unsigned of_both() { return __activemask(); }\n__global__",
         "float sum": """unsigned side = 0;

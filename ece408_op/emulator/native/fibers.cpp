@@ -29,13 +29,13 @@ struct Barrier {
 namespace {
 
 struct WarpBarrier : Barrier {
-    unsigned waiting;  // lanes; `expected` is a mask of them too
+    unsigned waiting, passed;  // lanes, as `expected`; passed: those that waited elsewhere meanwhile
 };
 
 void *scheduler_stack;
 Grid running;
 Barrier block_barrier, named_barriers[16], group_barriers[8];
-WarpBarrier warp_barriers[32][32];  // by warp, and the first lane of the mask
+WarpBarrier warp_barriers[32][32];  // by warp
 unsigned ended_lanes[32], waited_at[32];  // waited_at: those of a warp's barriers where lanes wait
 bool progress;
 unsigned long long registers[32][32];
@@ -103,29 +103,36 @@ void check_warp_barriers(int warp) {
     for (unsigned left = waited_at[warp]; left; left &= left - 1) {
         WarpBarrier &barrier = warp_barriers[warp][__builtin_ctz(left)];
         if (barrier.expected & ~ended_lanes[warp] & ~barrier.waiting) continue;
+        if (barrier.expected & ~barrier.waiting & barrier.passed)
+            report("barrier", "lanes of one warp wait with different masks", barrier.code);
         barrier.waiting = 0, waited_at[warp] &= ~(left & -left);
         complete_barrier(barrier);
     }
 }
 
-// The one where lanes of the mask wait, or a free one: parts of a warp that have no lane in common do not meet.
+// The one where lanes wait with this mask, or a free one, of which there are as many as lanes.
 WarpBarrier &warp_barrier_of(unsigned mask) {
     WarpBarrier *const all = warp_barriers[current / 32];
-    for (unsigned left = waited_at[current / 32]; left; left &= left - 1)
-        if (all[__builtin_ctz(left)].expected & mask) return all[__builtin_ctz(left)];
-    return all[mask ? __builtin_ctz(mask) : current % 32];
+    const unsigned waited = waited_at[current / 32];
+    for (unsigned left = waited; left; left &= left - 1)
+        if (all[__builtin_ctz(left)].expected == int(mask)) return all[__builtin_ctz(left)];
+    const int first = mask ? __builtin_ctz(mask) : current % 32;
+    return all[waited >> first & 1 ? __builtin_ctz(~waited) : first];
 }
 
-// The lanes of the mask wait for one another. A lane that has ended counts as arrived, as on a GPU.
+// The lanes of the mask wait for one another. A lane that has ended counts as arrived, as on a GPU, but not where it has
+// waited elsewhere meanwhile.
 void warp_barrier(unsigned mask, const void *code) {
     const int warp = current / 32;
+    const unsigned lane = 1u << current % 32;
     mask &= lanes_of_warp();
     WarpBarrier &barrier = warp_barrier_of(mask);
-    if (barrier.waiting && barrier.expected != int(mask))
-        report("barrier", "lanes of one warp wait with different masks", code, barrier.code);
-    if (!(mask >> current % 32 & 1)) report("barrier", "the mask lacks the lane that calls", code);
-    barrier.expected = barrier.waiting ? barrier.expected | mask : mask;
-    barrier.waiting |= 1u << current % 32;
+    if (!(mask & lane)) report("barrier", "the mask lacks the lane that calls", code);
+    for (unsigned left = waited_at[warp]; left; left &= left - 1)
+        warp_barriers[warp][__builtin_ctz(left)].passed |= lane;
+    if (!barrier.waiting) barrier.passed = 0;
+    barrier.expected = mask;
+    barrier.waiting |= lane;
     waited_at[warp] |= 1u << (&barrier - warp_barriers[warp]);
     if (!barrier.code) barrier.code = code;
     const long mine = barrier.generation;
