@@ -32,9 +32,9 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
 
 
 def _are_examined(weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any]) -> bool:
-    """Return whether these arrays have been examined, in one call."""
+    """Return whether these arrays, none of them twice, have been examined in one call."""
     call = states[0].examined[2] if states and isinstance(states[0], State) else None
-    return call is not None and all(
+    return (call is not None and len({*map(id, states)}) == len(states)) and all(
         isinstance(state, State)
         and state.examined[0] is weight
         and state.examined[1] is gradient

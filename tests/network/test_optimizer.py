@@ -273,6 +273,8 @@ def test_parameters_that_share_memory_are_refused(shared):
             update([*range(len(several))], [gradients] * len(several), several)
         for number, one in enumerate(several if alone else []):
             update(number, gradients if len(several) > 1 else mx.nd.ones(3), one)
+    with pytest.raises(ProblemError, match="one array twice"):
+        update([0, 0], [gradients] * 2, [several[0]] * 2)
     mx.nd.waitall()
 
 
