@@ -179,11 +179,8 @@ def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, s
         return "zeros", "Your output is 0 everywhere", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
-        return (
-            "whole_numbers",
-            "Your output holds whole numbers alone: a sum or a value that it comes from is an int",
-            0,
-        )
+        text = "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
+        return "whole_numbers", text, 0
     return "", "", 0
 
 

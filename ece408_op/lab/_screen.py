@@ -33,7 +33,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
         lines.append("")
         lines += [_finding(one) for one in entry["findings"][: _MOST["findings"]]]
         lines += [part for text in entry["text"] for part in _wrapped(text, 3, 0)]
-        line = entry["text"] and entry["explanation"] and entry["explanation"]["line"]
+        line = entry["explanation"] and entry["explanation"]["line"]
         line = line or next((one["line"] for one in entry["findings"] if one["line"]), 0)
         lines += _code(result["source"], line)
     if result["printed"]:

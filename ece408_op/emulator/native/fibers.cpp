@@ -110,7 +110,7 @@ void check_warp_barriers(int warp) {
     }
 }
 
-// The one where lanes wait with this mask, or a free one, of which there are as many as lanes.
+// The one where lanes wait with this mask, or a free one; a warp has one per lane.
 WarpBarrier &warp_barrier_of(unsigned mask) {
     WarpBarrier *const all = warp_barriers[current / 32];
     const unsigned waited = waited_at[current / 32];
