@@ -20,10 +20,6 @@ from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 
 
-class CaptureError(RetryError):
-    """A pass cannot be captured."""
-
-
 class GraphPass:
     """One pass of one rank as a CUDA graph: its inputs on the GPU, of these shapes, and its launches."""
 
@@ -61,7 +57,7 @@ class GraphPass:
                 with cuda.cupy().cuda.using_allocator(self._pool.malloc):
                     self._graph = cuda.captured(call, rank.gpu.stream)
             except Exception as error:
-                raise CaptureError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
+                raise RetryError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
             self._communicator = rank.group.communicator
         return self.launch(rank)
 
@@ -81,7 +77,8 @@ class Graphs:
                 # The first step's memory is free for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
         self._pool, self._passes = cuda.cupy().cuda.MemoryPool(), dict[Hashable, GraphPass]()
-        #: Whether a pass could not be captured. No other one is then: it would read what that one has filled.
+        #: Whether a pass could not be captured, or had no room. No other one is then: it would read what that one has
+        #: filled.
         self.refused = False
         #: The kind of the last step's backward pass, if it depends on labels alone.
         self.backward: Hashable = None
@@ -140,4 +137,4 @@ def clear() -> None:
         one.clear()
 
 
-__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs", "clear")
+__all__ = ("GraphCache", "GraphPass", "Graphs", "clear")

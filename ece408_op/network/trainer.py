@@ -29,9 +29,9 @@ from ece408_op.runtime.memory import address
 
 from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
-from ._data_parallel import Rank, RankGroup
+from ._data_parallel import Rank, RankGroup, RetryError
 from ._gpu_update import Deferred, defer, mark
-from ._graph_cache import CaptureError, GraphCache, Graphs
+from ._graph_cache import GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
 from ._packing import packing_of
@@ -204,7 +204,7 @@ class Trainer:
             communicator = nccl.communicator(tuple(gpu.device.id for gpu in gpus)) if exchanges else None
             try:
                 return RankGroup(gpus, shares, communicator).run(lambda rank: work(rank, used)), used
-            except CaptureError:
+            except RetryError:
                 if used:
                     used.refuse()
                 raise

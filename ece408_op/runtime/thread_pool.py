@@ -68,6 +68,8 @@ class _Helpers:
     def wait(self, call: _Call, parts: int) -> None:
         """Wait until that many parts are done; raises the error of one."""
         errors = [error for error in (call.results.get() for _ in range(parts)) if error is not None]
+        # A helper that waits, or that has not woken up yet, would keep all that the work refers to.
+        del call.work
         with self.lock:
             # Helpers that have not woken up yet are free for the next call. Not after an interrupt: they may be busy.
             self.asked -= call.helpers
@@ -87,6 +89,7 @@ class _Helpers:
                 if call.helpers:
                     self.asked -= 1
                     call.helpers -= 1
+            del call
 
 
 #: Helpers of ``parallel_for``, and of ``run_in_other_thread``, where callers do nothing.

@@ -136,6 +136,32 @@ def test_an_error_keeps_nothing_without_a_garbage_collection():
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    "call", [lambda work: parallel_for(work, 3, 3), lambda work: run_in_other_thread(lambda: work(0))]
+)
+def test_helpers_keep_nothing_of_a_call_that_has_ended(call):
+    class Memory:
+        pass
+
+    memory = Memory()
+    kept = weakref.ref(memory)
+
+    def work(part, used=memory):
+        time.sleep(0.01)  # so that helpers wake up
+
+    gc.disable()
+    try:
+        call(work)
+        del memory, work
+        # A helper may still leave the work.
+        end = time.monotonic() + 10
+        while kept() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_work_elsewhere_raises_its_error():
     with pytest.raises(ZeroDivisionError):
         run_in_other_thread(lambda: 1 // 0)
