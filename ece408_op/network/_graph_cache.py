@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,27 @@ from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 
 
+class _Pool:
+    """A pool of GPU memory that goes after its last array: CuPy never frees blocks whose pool went first."""
+
+    def __init__(self) -> None:
+        self._pool = cuda.cupy().cuda.MemoryPool()
+
+    def using(self) -> AbstractContextManager[None]:
+        """Return a context in which CuPy allocates in this pool."""
+        return cuda.cupy().cuda.using_allocator(self._malloc)
+
+    def _malloc(self, size: int) -> Any:
+        memory, pointer = cuda.cupy().cuda, self._pool.malloc(size)
+        # A tuple lets its last element go first.
+        owner = self._pool, pointer
+        return memory.MemoryPointer(memory.UnownedMemory(pointer.ptr, size, owner, pointer.device_id), 0)
+
+
 class GraphPass:
     """One pass of one rank as a CUDA graph: its inputs on the GPU, of these shapes, and its launches."""
 
-    def __init__(self, pool: Any, shapes: Sequence[Shape]) -> None:
+    def __init__(self, pool: _Pool, shapes: Sequence[Shape]) -> None:
         self._pool, self._shapes, self._inputs = pool, shapes, list[Any]()
         #: Pinned memory for its inputs, if they are queued before the pass that they follow ends.
         self.pinned: Sequence[np.ndarray] = ()
@@ -36,7 +54,7 @@ class GraphPass:
     def inputs(self) -> Sequence[Any]:
         """The arrays on the GPU, the current one."""
         if not self._inputs:
-            with cuda.cupy().cuda.using_allocator(self._pool.malloc):
+            with self._pool.using():
                 self._inputs = [cuda.cupy().empty(shape, np.float32) for shape in self._shapes]
         return self._inputs
 
@@ -54,7 +72,7 @@ class GraphPass:
                 self._result = compute(self.inputs)
 
             try:
-                with cuda.cupy().cuda.using_allocator(self._pool.malloc):
+                with self._pool.using():
                     self._graph = cuda.captured(call, rank.gpu.stream)
             except Exception as error:
                 raise RetryError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
@@ -76,7 +94,7 @@ class Graphs:
             with gpu.device:
                 # The first step's memory is free for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
-        self._pool, self._passes = cuda.cupy().cuda.MemoryPool(), dict[Hashable, GraphPass]()
+        self._pool, self._passes = _Pool(), dict[Hashable, GraphPass]()
         #: Whether a pass could not be captured, or had no room. No other one is then: it would read what that one has
         #: filled.
         self.refused = False
@@ -98,7 +116,7 @@ class Graphs:
         """Never repeat these passes."""
         self.refused = True
         self._passes.clear()
-        self._pool = cuda.cupy().cuda.MemoryPool()
+        self._pool = _Pool()
 
 
 class GraphCache:

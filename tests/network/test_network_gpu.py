@@ -1,15 +1,20 @@
 """What only a GPU shows of whole networks: Gluon's against MXNet's CPU, memory, exit, a missing library."""
 
+import gc
+
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, mxnets, ours, require
+from network_case import mx, mxnets, ours, require, values
 from process import printed
+from test_training import bound, node_of, step
 
 import ece408_op
 from ece408_op.bench import _networks
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DeviceError
+from ece408_op.network import engine
+from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
 S = mx.sym
@@ -21,6 +26,34 @@ ZOO = ["resnet18_v1", "vgg11", "squeezenet1.0", "mobilenet1.0", "densenet121"]
 def gpu():
     """Skip where there is no GPU."""
     require_gpu()
+
+
+def test_the_memory_of_passes_that_a_cuda_graph_repeats_is_free_after_them():
+    shape = 64, 16, 64, 64
+    symbol = S.Activation(S.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1)), act_type="relu")
+    args, _ = values(symbol, {"data": shape})
+
+    def megabytes():
+        free, total = cuda.cupy().cuda.runtime.memGetInfo()
+        return (total - free) >> 20
+
+    def trained():
+        executor = bound(node_of(symbol, args, inputs=("data",)), args, ())
+        for _ in range(3):
+            step(executor, [mx.nd.ones(shape)])
+        mx.nd.waitall()
+        return megabytes()
+
+    found = []
+    for _ in range(2):
+        most = trained()
+        gc.collect()
+        engine.clear()
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
+        found.append((most, megabytes()))
+    (_, before), (most, after) = found
+    assert most - before > 32
+    assert after - before < 8
 
 
 def test_no_such_gpu():
