@@ -7,6 +7,7 @@ row, or memory runs out.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -22,10 +23,10 @@ from ._definition import Shape
 
 
 class _Pool:
-    """A pool of GPU memory that goes after its last array: CuPy never frees blocks whose pool went first."""
+    """A pool of the GPUs' memory that is freed when its last array is gone: CuPy never frees what a pool leaves."""
 
-    def __init__(self) -> None:
-        self._pool = cuda.cupy().cuda.MemoryPool()
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._pool, self._gpus = cuda.cupy().cuda.MemoryPool(), gpus
 
     def using(self) -> AbstractContextManager[None]:
         """Return a context in which CuPy allocates in this pool."""
@@ -34,8 +35,14 @@ class _Pool:
     def _malloc(self, size: int) -> Any:
         memory, pointer = cuda.cupy().cuda, self._pool.malloc(size)
         # A tuple lets its last element go first.
-        owner = self._pool, pointer
+        owner = self, pointer
         return memory.MemoryPointer(memory.UnownedMemory(pointer.ptr, size, owner, pointer.device_id), 0)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            for gpu in self._gpus:
+                with gpu.device:
+                    self._pool.free_all_blocks()
 
 
 class GraphPass:
@@ -89,12 +96,12 @@ class Graphs:
     """The passes of a network on data of one set of shapes, in a memory pool of their own."""
 
     def __init__(self, shapes: Hashable, gpus: Sequence[Gpu]) -> None:
-        self.shapes = shapes
+        self.shapes, self._gpus = shapes, gpus
         for gpu in gpus:
             with gpu.device:
                 # The first step's memory is free for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
-        self._pool, self._passes = _Pool(), dict[Hashable, GraphPass]()
+        self._pool, self._passes = _Pool(gpus), dict[Hashable, GraphPass]()
         #: Whether a pass could not be captured, or had no room. No other one is then: it would read what that one has
         #: filled.
         self.refused = False
@@ -116,7 +123,7 @@ class Graphs:
         """Never repeat these passes."""
         self.refused = True
         self._passes.clear()
-        self._pool = _Pool()
+        self._pool = _Pool(self._gpus)
 
 
 class GraphCache:

@@ -38,7 +38,7 @@ def test_the_memory_of_passes_that_a_cuda_graph_repeats_is_free_after_them():
         return (total - free) >> 20
 
     def trained():
-        executor = bound(node_of(symbol, args, inputs=("data",)), args, ())
+        executor = bound(node_of(symbol, args, inputs=("data",)), args, {})
         for _ in range(3):
             step(executor, [mx.nd.ones(shape)])
         mx.nd.waitall()
