@@ -166,10 +166,8 @@ def test_images_that_cannot_be_split_leave_the_others_alone(kernel):
 def test_tuning_keeps_the_fastest_tile_which_is_right(kernel):
     cp = require_gpu()
     problem = _layer(kernel, 40, [(6, 31, 29, 17, 4), (1, 32, 28, 17, 5), (30, 20, 22, 9, 1)])
-    if len(kernel.tiles(problem, cuda.chip(), 4)) < 2:
-        pytest.skip("the kernel has no choice of tiles")
     x, w = _random(problem)
     tile = tuning.tune(kernel, problem, cp.asarray(x), cp.asarray(w), cp.empty(problem.y_shape, np.float32))
-    assert tile in kernel.tiles(problem, cuda.chip(), 4)
+    assert tile in (kernel.tiles(problem, cuda.chip(), 4) or [{}])  # some kernels have no choice
     assert tuning.recorded_tile(kernel.name, problem, cuda.chip()) == tile
     assert compare(_run(kernel, problem, x, w), x, w, kernel).passed
