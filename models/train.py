@@ -19,12 +19,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from ece408_op.data import TrainingSet, load_training
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import output_folder, replacing
 from ece408_op.errors import Ece408Error
 from ece408_op.graph import params_io
 from ece408_op.graph.symbol_graph import Graph
@@ -152,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all of: {', '.join(RECIPES)}")
-    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="where weights go (default: models)")
+    where: Any = {"type": output_folder, "default": str(FOLDER), "metavar": "FOLDER"}
+    parser.add_argument("--out", **where, help="where weights go (default: models)")
     arguments = parser.parse_args(argv)
     unknown = ", ".join(name for name in arguments.names if name not in RECIPES)
     if unknown:
@@ -164,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             network = find(name)
             data = load_training(info(network).image[1])
             *_, weights = train(read_graph(network.symbol), recipe, data, name, device)
+            arguments.out.mkdir(parents=True, exist_ok=True)
             path = arguments.out / f"{name}-{recipe.epochs:04d}.params"
             export(weights, path)
             print(path)

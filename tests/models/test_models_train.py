@@ -65,6 +65,26 @@ def test_exported_weights_are_for_raw_pixels(tmp_path):
         np.testing.assert_allclose(got.astype(np.float64), expected, rtol=2**-11, atol=2**-25, err_msg=name)
 
 
+def test_the_command_makes_its_folder_and_refuses_a_wrong_one_before_it_trains(tmp_path, monkeypatch, capsys):
+    loaded = []
+
+    def load(size):
+        loaded.append(size)
+        pixels = np.random.RandomState(1).randint(0, 256, (32, 1, size, size)).astype(np.uint8)
+        return TrainingSet(pixels, np.arange(32, dtype=np.uint8) % 10)
+
+    monkeypatch.setattr(train, "RECIPES", {"ece408-low": RECIPE})
+    monkeypatch.setattr(train, "load_training", load)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        train.main(["ece408-low", "--out", str(tmp_path / "file")])
+    assert loaded == []
+    folder = tmp_path / "new" / "folder"
+    assert train.main(["ece408-low", "--out", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'ece408-low-0003.params'}\n"
+    assert params_io.read((folder / "ece408-low-0003.params").read_bytes(), "written")
+
+
 @pytest.mark.parametrize("size", [28, 64])
 def test_augmented_images_are_mirrored_and_shifted(size):
     reach = size // 28
