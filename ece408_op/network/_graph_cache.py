@@ -38,8 +38,9 @@ class _Pool:
         owner = self, pointer
         return memory.MemoryPointer(memory.UnownedMemory(pointer.ptr, size, owner, pointer.device_id), 0)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    # At the interpreter's exit, ``sys`` may be gone.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
             for gpu in self._gpus:
                 with gpu.device:
                     self._pool.free_all_blocks()

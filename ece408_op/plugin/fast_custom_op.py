@@ -17,10 +17,11 @@ _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int),
     ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_void_p,
 )  # fmt: skip
+_DELETED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int)
 
 #: MXNet's numbers: of the callbacks, of the tags (arguments, by name), and of what can be asked for.
-_FORWARD, _BACKWARD = 1, 2
+_DELETE, _FORWARD, _BACKWARD = 0, 1, 2
 _TAGS = "in_data", "out_data", "in_grad", "out_grad", "aux"
 _REQUESTS = "null", "write", "inplace", "add"
 
@@ -70,8 +71,25 @@ class FastCustomOp(mx.operator.CustomOp):  # type: ignore[misc]
         forward = _CALLBACK(self._called_by_mxnet(self.forward, "out_data"))
         backward = _CALLBACK(self._called_by_mxnet(self.backward, "in_grad"))
         callbacks = held[0][0].callbacks
-        callbacks[_FORWARD], callbacks[_BACKWARD] = (ctypes.cast(own, _FUNCTION) for own in (forward, backward))
-        self._held = held, forward, backward
+        deleted = _DELETED(self._dropped_before(ctypes.cast(callbacks[_DELETE], _DELETED)))
+        for number, own in ((_DELETE, deleted), (_FORWARD, forward), (_BACKWARD, backward)):
+            callbacks[number] = ctypes.cast(own, _FUNCTION)
+        self._held = held, forward, backward, deleted
+
+    def _dropped_before(self, mxnets: Callable[[Any], int]) -> Callable[[Any], int]:
+        """Return the callback for the end of the operator, which drops all that it has before MXNet's own callback.
+
+        The operator and its callbacks refer to each other, so it stays itself until the next garbage collection: Gluon
+        makes one in each training step, and its memory on a GPU must not wait for that.
+        """
+
+        def call(context: Any) -> int:
+            held = self._held
+            self.__dict__.clear()
+            self._held = held
+            return mxnets(context)
+
+        return call
 
     def _called_by_mxnet(self, method: Callable[..., None], filled: str) -> Callable[..., bool]:
         """Return the callback that calls forward or backward, which fills the arrays of that name."""

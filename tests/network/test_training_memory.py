@@ -1,6 +1,7 @@
 """The memory of training steps on a GPU: which device's is freed, and that arrays do not outlive their step."""
 
 import gc
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from network_case import mx
 from network_fake import OutOfMemoryError
 from test_training import bound, images, node_of, small
 
+import ece408_op
 from ece408_op.network import _graph_cache
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
@@ -78,6 +80,32 @@ def test_memory_is_free_without_a_garbage_collection(monkeypatch):
         assert not any(one() is not None for one in arrays)
         graphs = weakref.ref(_graph_cache.Graphs(((6, 3),), [host_context.gpu(0)]))
         assert graphs() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", [None, {}], ids=["imperative", "hybrid"])
+def test_a_step_of_gluon_is_free_without_a_garbage_collection(mode, monkeypatch):
+    """MXNet makes an operator for each call of a block, which may stay longer than its arrays."""
+    x, layer = mx.nd.ones((4, 3)), mx.gluon.nn.Dense(5, in_units=3)
+    layer.initialize()
+    block = ece408_op.gluon.on_gpu(layer, x)
+    if mode is not None:
+        block.hybridize(**mode)
+    arrays = note_arrays(monkeypatch)
+    gc.collect()
+    gc.disable()
+    try:
+        with mx.autograd.record():
+            loss = block(x).sum()
+        loss.backward()
+        mx.nd.waitall()
+        assert arrays
+        # A thread of MXNet's may still leave the call.
+        end = time.monotonic() + 10
+        while any(one() is not None for one in arrays) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert not any(one() is not None for one in arrays)
     finally:
         gc.enable()
 

@@ -1,5 +1,8 @@
 """Custom operators that MXNet calls through the package's callbacks get what MXNet's own callbacks give."""
 
+import gc
+import time
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -113,3 +116,26 @@ def test_every_array_is_freed_once_those_of_the_last_call_when_asked(monkeypatch
     assert len(made) == 3 * 7 + 2 * 13
     assert sorted(made) == sorted(freed)
     assert left == [(7, 7), (14, 7), (20, 7)], "the last call was a forward, and then a backward"
+
+
+def test_an_operator_that_mxnet_deletes_keeps_nothing_without_a_garbage_collection():
+    class Memory:
+        pass
+
+    kept = []
+
+    def first(operator):
+        operator.memory = Memory()
+        kept.append(weakref.ref(operator.memory))
+
+    gc.disable()
+    try:
+        executed(fast_custom_op.FastCustomOp, "write", first)
+        mx.nd.waitall()
+        end = time.monotonic() + 10
+        while kept[-1]() and time.monotonic() < end:  # a thread of MXNet's may delete it
+            time.sleep(0.001)
+        assert len(kept) == 3
+        assert not any(one() for one in kept)
+    finally:
+        gc.enable()
