@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ece408_op import emulator
-from ece408_op.emulator import _sides
 
 X = np.random.default_rng(0).uniform(-1, 1, (1, 1, 28, 28)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((2, 1, 5, 5)).astype(np.float32)
@@ -115,6 +114,17 @@ WRONG = {
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
     "a write into constant memory": ("filters[i % 50] = 1;\ny[i] = 0;", {("input", 5, 0)}),
     "a null pointer": ("float *const none = nullptr;\nnone[i] = 0;", {("out of bounds", 6, 0)}),
+    "a copy into what others still read": (
+        "__shared__ float s[64];\ns[i] = x[i];\n__syncthreads();\nconst float v = s[63 - i];\n"
+        "__pipeline_memcpy_async(s + i, x + 64 + i, 4);\n__pipeline_commit();\n__syncthreads();\n"
+        "__pipeline_wait_prior(0);\ny[i + 64 * b] = v;",
+        {("race", 8, 9)},
+    ),
+    "a copy that nobody waits for": (
+        "__shared__ float s[64];\n__pipeline_memcpy_async(s + i, x + i, 4);\n__pipeline_commit();\n"
+        "y[i + 64 * b] = s[i];",
+        {("uninitialised", 8, 0)},
+    ),
     "a mask without the lane that calls": (
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
         {("barrier", 6, 0), ("undefined", 6, 0)},
@@ -271,6 +281,18 @@ if (i % 2) y[i] = 3;"""
     assert {line: one.divergent for line, one in by_line.items() if one.divergent} == {10: 4}
 
 
+def test_copies_are_counted_in_both_spaces_by_the_lanes_of_an_iteration(programs: Path) -> None:
+    body = """__shared__ float s[128];
+for (int n = 0; n < 2; n++) if (n || i % 2)
+__pipeline_memcpy_async(s + i + 64 * n, x + i + 64 * n, 4);
+__pipeline_commit(); __pipeline_wait_prior(0); __syncthreads();
+y[i] = s[i | 1];"""
+    by_line = {one.line: one for one in run(body, programs).lines}
+    # Two blocks of two warps; each has its odd lanes in one request and all in another, of 4 sectors each.
+    assert (by_line[7].global_loads, by_line[7].sectors, by_line[7].least_sectors) == (8, 32, 4 * (2 + 4))
+    assert (by_line[7].shared_requests, by_line[7].wavefronts) == (8, 8)
+
+
 def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs: Path) -> None:
     """As in the machine code of nvcc for sm_90, where BSSY and BSYNC are inside the loop."""
     body = """float sum = 0;
@@ -340,60 +362,3 @@ def test_too_much_shared_memory_and_too_many_constants_are_found(programs: Path)
     (programs / "wrong.cuh").write_text(SOURCE.replace("2 * 25", "16400").format(body="y[i] = 0;", host="", threads=64))
     found = emulator.run_layers(emulator.compile(programs / "wrong.cuh", folder=programs), [(X, W)])[0].findings
     assert [(one.kind, one.line) for one in found] == [("call", 10)] and "bytes of __constant__" in found[0].message
-
-
-#: What stands in front of a kernel; its body; and what nvcc says of the body's line, if anything.
-SIDES = {
-    "a function of the host's": ("float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", 'function("twice")'),
-    "an index of the host's": ("int at(int i) { return i; }", "y[i] = y[i <at(x[i])];", 'function("at")'),
-    "a template of the host's": (
-        "template <typename T>\nT twice(T a) {\n return 2 * a; }", "y[i] =\n\ntwice<float>(x[i]);", 'function("twice")',
-    ),
-    "a variable of the host's": ("static int factor = 1;", "y[i] = x[i] * factor;", '"factor" is undefined'),
-    "an array of the host's": ("float factors[64];", "y[i] = x[i] + factors[i];", '"factors" is undefined'),
-    "a constant function of the host's": (
-        "constexpr float twice(float a) { return 2 * a; }",
-        "constexpr float b = twice(1);\nfloat s[int(twice(2))] = {b};\ny[i] = twice(x[i]) * s[0];",
-        'function("twice")',
-    ),
-    "an array of constants": ("const float factors[2] = {1, 2};", "y[i] = x[i] * factors[i % 2];", '"factors" is'),
-    "the host's maximum": ("", "y[i] = std::max(0.f, x[i]);", 'function("max")'),
-    "the host's random numbers": ("", "y[i] = x[i] + rand();", 'function("rand")'),
-    "a check": ("", "y[i] = 0;\nCHECK_EQ(x[i], 0);", 'function("CHECK_EQ")'),
-    "a stream": ("", "y[i] = 0;\nstd::cout << x[i];", 'function("cout")'),
-    "memory of a kernel's own": ("", "float *s = new float[2];  // x[i]", "memory that a kernel allocates (new)"),
-    "functions that CUDA has": (
-        "",
-        "constexpr int two = std::max(1, 2); float s[std::min(3, 4)] = {std::sqrt(x[i])};\n"
-        "y[i] = max(s[0], std::abs(x[i])) + std::move(s[1]) + two;",
-        "",
-    ),
-    "a device function": ("__device__ float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", ""),
-    "a function for both": ("__host__ __device__ int one() { return 1; }", "y[i] = one();", ""),
-    "constants": ("const int a = 1; constexpr float b = 2; enum { c = 3 }; #define d 4", "y[i] = a + b + c + d;", ""),
-    "names of its own": (
-        "int n = 4, rows; void scale(int) {} int count(int n) { return n; }",
-        "int n = i; float *rows = y + n; auto scale = [=](float a) { return a; }; const int count(3);\n"
-        "rows[0] = scale(x[n]) + count;",
-        "",
-    ),
-    "functions of others": (
-        "float scale(float a) { return a; } struct Own { static __device__ float scale(float a) { return a; } };",
-        "y[i] = Own::scale(x[i]);",
-        "",
-    ),
-    "another name of a namespace": ("namespace cg = groups;", "y[i] = cg::sum(x[i]);", ""),
-    "a member": ("int size; struct Both { int size; };", "Both both = {1};\ny[i] = both.size;", ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SIDES)
-def test_the_hosts_functions_and_variables_are_named_as_by_nvcc(name: str) -> None:
-    before, body, said = SIDES[name]
-    kernel = f"__global__ void run(float *y, const float *x) {{ const int i = threadIdx.x;\n{body}\n}}"
-    text = f"namespace mxnet {{\n{before}\n{kernel} }}".replace(" #define d 4", "\n#define d 4")
-    if not said:
-        return _sides.check(text)
-    with pytest.raises(emulator.CompileError, match=re.escape(said)) as caught:
-        _sides.check(text)
-    assert caught.value.lines[0][0] == text[: text.rindex("x[i]")].count("\n") + 1

@@ -1,4 +1,6 @@
-// cp.async: copies from global to shared memory that take place where their thread waits for them.
+// cp.async: copies from global to shared memory that take place where their thread waits for them, as late as on a GPU.
+//
+// A GPU may write any time from the copy's instruction on, so races are looked for at both places.
 #include <cstring>
 #include <deque>
 
@@ -25,12 +27,17 @@ void forget_copies() {
 }
 
 void copy_later(unsigned to, const void *from, int bytes) {
-    const InRuntime scope;
+    const void *const code = __builtin_return_address(0);
     used = true;
     void *const target = shared_pointer(to);
     if (uintptr_t(target) % bytes || uintptr_t(from) % bytes)
-        stop("misaligned", "a copy from or to an address that is no multiple of its size", __builtin_return_address(0));
-    open_groups[current].push_back({target, from, bytes, __builtin_return_address(0)});
+        stop("misaligned", "a copy from or to an address that is no multiple of its size", code);
+    if (counting || racing) access(from, bytes, READ, code);
+    const InRuntime scope;
+    // Another address of the same call: one instruction has counters of both spaces.
+    count_access(target, bytes, WRITE, static_cast<const char *>(code) - 1);
+    if (racing) watch_shared(uintptr_t(target), bytes, current, WRITE, code);
+    open_groups[current].push_back({target, from, bytes, code});
 }
 
 void commit_copies() {
@@ -40,12 +47,12 @@ void commit_copies() {
 }
 
 void wait_for_copies(size_t pending) {
+    const InRuntime scope;
     for (auto &groups = committed[current]; groups.size() > pending; groups.pop_front())
         for (const Copy &copy : groups.front()) {
-            if (counting || racing) {
-                access(copy.from, copy.bytes, READ, copy.code);
-                access(copy.to, copy.bytes, WRITE, copy.code);
-            }
+            const uintptr_t to = uintptr_t(copy.to);
+            if ((counting || racing) && !check_shared(to, copy.bytes, WRITE, copy.code)) continue;
+            if (racing) watch_shared(to, copy.bytes, current, WRITE, copy.code);
             std::memcpy(copy.to, copy.from, copy.bytes);
         }
 }

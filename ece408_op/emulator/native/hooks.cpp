@@ -54,6 +54,9 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
 void access(const void *address, int bytes, Operation operation, const void *code) {
     hook(const_cast<void *>(address), bytes, operation, code);
 }
+void count_access(const void *address, int bytes, Operation operation, const void *code) {
+    add(threads[current], uint32_t(uintptr_t(code)), operation, bytes, uintptr_t(address));
+}
 
 }  // namespace emulator
 

@@ -81,6 +81,9 @@ void clear_shared(size_t dynamic_bytes);
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
 size_t shared_size();
 
+// hooks.cpp
+void count_access(const void *address, int bytes, Operation operation, const void *code);  // without a check
+
 // copies.cpp
 void forget_copies();
 
