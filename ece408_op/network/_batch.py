@@ -93,8 +93,7 @@ class Batch:
         """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
         self.run(given, self.data[0])
         if self.schedule.repeatable:
-            self._measure(self._held)
-            self._bound_to(given, self.data[0]).call()
+            self._call(self._bound_to(given, self.data[0]), self._held)
             self.run(given, self.data[0], timed=True)
             self._gpu.stream.synchronize()
             self.seconds = _seconds(self._graph_runs)
@@ -106,14 +105,12 @@ class Batch:
         bound = self._bound_to(given, data)
         bound.runs += 1
         if bound.runs > 1 and self.schedule.repeatable:
-            self._measure(None)
             if bound.graph is None:
                 bound.graph = cuda.captured(bound.call, self._gpu.stream)
             interval = self._between_events(lambda: bound.graph.launch(cuda.cupy().cuda.get_current_stream()))
             self._graph_runs += [interval] if timed else []
         else:
-            self._measure(self._held if timed else None)
-            bound.call()
+            self._call(bound, self._held if timed else None)
         return bound.outputs
 
     def taken(self) -> np.ndarray:
@@ -130,9 +127,16 @@ class Batch:
                 one.intervals.clear()
         return taken
 
-    def _measure(self, measure: Measure | None) -> None:
-        for one in self._convolutions:
-            one.measure = measure
+    def _call(self, bound: _Bound, measure: Measure | None) -> None:
+        """Queue the work, with its convolutions measured."""
+        try:
+            for one in self._convolutions:
+                one.measure = measure
+            bound.call()
+        finally:
+            # A cycle would keep the GPU's memory until the next garbage collection.
+            for one in self._convolutions:
+                one.measure = None
 
     def _bound_to(self, given: dict[int, Any], data: Sequence[Any]) -> _Bound:
         key = tuple(array.data.ptr for array in data)

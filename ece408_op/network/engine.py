@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -172,7 +173,7 @@ class Engine:
                 self.batches[key] = self._made(images, data)
             except cuda.cupy().cuda.memory.OutOfMemoryError as error:
                 # Other networks on this GPU wait for its lock: their memory can be freed.
-                for other in [self, *_engines.values()]:
+                for other in engines():
                     if other.gpu is self.gpu:
                         other.batches.clear()
                 pool.free_all_blocks()
@@ -269,7 +270,11 @@ def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
     return [np.array(rows, np.int64) for rows in found]
 
 
-_engines: OrderedDict[tuple[str, str, str, int], Engine] = OrderedDict()
+_Key = tuple[str, str, str, int]
+
+#: All engines, which networks that are bound use, and the last ones, which stay without one.
+_engines: WeakValueDictionary[_Key, Engine] = WeakValueDictionary()
+_kept: BoundedDict[_Key, Engine] = BoundedDict(_KEPT_ENGINES)
 _lock = threading.Lock()
 
 
@@ -280,22 +285,21 @@ def engine(text: str, impl: str, precision: str, number: int) -> Engine:
     """
     key = (text, impl, precision, number)
     with _lock:
-        if key not in _engines:
-            while len(_engines) >= _KEPT_ENGINES:
-                _engines.popitem(last=False)
-            _engines[key] = Engine(*key)
-        _engines.move_to_end(key)
-        return _engines[key]
+        found = _engines.pop(key, None) or Engine(*key)
+        _kept.pop(key, None)
+        _engines[key] = _kept[key] = found
+        return found
 
 
 def engines() -> list[Engine]:
-    """Return the engines that stay, the newest last."""
-    return list(_engines.values())
+    """Return all engines, the one that was asked for last at the end."""
+    with _lock:
+        return list(_engines.values())
 
 
 def clear() -> None:
     """Free the GPU memory of all networks; networks that are bound hold theirs until they are gone."""
-    _engines.clear()
+    _kept.clear()
 
 
 # Runs after the package's wait for pending calls, as host_context's does.

@@ -1,0 +1,96 @@
+"""What has ended keeps no memory on the GPU, also before Python collects garbage: it does not see that memory."""
+
+import gc
+import time
+import weakref
+
+import network_fake
+import numpy as np
+import pytest
+from network_case import mx, ndarrays, values
+
+import ece408_op
+from ece408_op.errors import DeviceError
+from ece408_op.network import engine
+
+S = mx.sym
+
+
+@pytest.fixture(autouse=True)
+def no_collection():
+    with network_fake.installed():
+        gc.collect()
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+
+
+def bound(images=3, filters=4, axes=()):
+    """Return an executor of a convolution, and of a transposition, which no CUDA graph repeats."""
+    symbol = S.Convolution(S.Variable("data"), kernel=(3, 3), num_filter=filters, name="conv")
+    symbol = S.transpose(symbol, axes=axes, name="last") if axes else symbol
+    args, _ = values(symbol, {"data": (images, 2, 6, 6)})
+    node, *_ = ece408_op.gpu_network(symbol, ndarrays({n: args[n] for n in ("conv_weight", "conv_bias")}))
+    return node.bind(mx.cpu(), ndarrays(args), grad_req="null")
+
+
+def compute(executor):
+    return executor.forward(is_train=False)[0].asnumpy()
+
+
+def wait_until_gone(reference):
+    end = time.monotonic() + 60
+    while reference() is not None:  # MXNet's threads free the operator
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_network_that_is_gone():
+    executor = bound()
+    compute(executor)
+    found = weakref.ref(engine.engines()[-1])
+    engine.clear()
+    assert found() is not None
+    del executor
+    wait_until_gone(found)
+
+
+@pytest.mark.parametrize("axes", [(), (0, 2, 3, 1)])
+def test_batch_sizes_before_the_last_ones(axes):
+    kept, found = [], []
+    for images in range(1, 7):
+        kept.append(bound(images, axes=axes))
+        for _ in range(3):
+            compute(kept[-1])
+        *_, (_, (batch,)) = engine.engines()[-1].batches.values()
+        found.append(weakref.ref(batch))
+        del batch
+    assert [one() is None for one in found] == [True] * 3 + [False] * 3
+
+
+def test_a_call_that_has_failed(monkeypatch):
+    executor = bound()
+    found = weakref.ref(engine.engines()[-1])
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
+    with pytest.raises(DeviceError, match="expected room for 1 image"):
+        compute(executor)
+    engine.clear()
+    del executor
+    wait_until_gone(found)
+
+
+def test_networks_that_are_bound_share_an_engine_however_many_there_are(monkeypatch):
+    executors = [bound(filters=filters) for filters in range(1, 7)]
+    for executor in executors:
+        compute(executor)
+    found = engine.engines()[-6:]
+    again = bound(filters=1)
+    assert np.isfinite(compute(again)).all()
+    assert engine.engines()[-6:] == [*found[1:], found[0]]
+    # Where memory runs out, that of all networks is free.
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
+    with pytest.raises(DeviceError, match="expected room for 1 image"):
+        compute(bound(images=5, filters=2))
+    assert not any(one.batches for one in found)
