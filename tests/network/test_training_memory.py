@@ -11,6 +11,7 @@ from network_fake import OutOfMemoryError
 from test_training import bound, images, node_of, small
 
 import ece408_op
+from ece408_op.errors import DeviceError
 from ece408_op.network import _graph_cache
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
@@ -53,14 +54,14 @@ def trained_once():
     return executor
 
 
-def note_arrays(monkeypatch, no_room_for=None):
-    """Return a list of references to the arrays that are made from now on; one of them may have no room."""
+def note_arrays(monkeypatch, no_room_for=()):
+    """Return a list of references to the arrays that are made from now on; those of some numbers have no room."""
     arrays, empty = [], cuda.cupy().empty
 
     def noted(shape, dtype):
         array = empty(shape, dtype)
         arrays.append(weakref.ref(array))
-        if len(arrays) == no_room_for:
+        if len(arrays) in no_room_for:
             raise OutOfMemoryError("no room")
         return array
 
@@ -119,7 +120,7 @@ def test_a_step_without_room_is_gone_before_the_memory_is_freed(fails, monkeypat
         mx.nd.waitall()
         executor.forward(is_train=True)  # the graphs' inputs stay
         mx.nd.waitall()
-    arrays = note_arrays(monkeypatch, no_room_for=3 if fails == "backward" else None)
+    arrays = note_arrays(monkeypatch, no_room_for=[3] if fails == "backward" else [])
 
     def captured(call, stream):
         call()
@@ -137,3 +138,24 @@ def test_a_step_without_room_is_gone_before_the_memory_is_freed(fails, monkeypat
     assert left[0]
     assert not any(left[0])
     assert len(arrays) > len(left[0])
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_a_step_that_fails_keeps_nothing(fails, monkeypatch):
+    """MXNet's message has a number of the error, which therefore stays."""
+    executor = trained_once()
+    executor.backward()
+    executor.forward(is_train=True)
+    mx.nd.waitall()
+    arrays = note_arrays(monkeypatch, no_room_for=range(5, 1000))
+    monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
+    gc.collect()
+    gc.disable()
+    try:
+        executor.forward(is_train=True) if fails == "forward" else executor.backward()
+        with pytest.raises(DeviceError, match="expected room for a training step"):
+            mx.nd.waitall()
+        assert len(arrays) > 5
+        assert not any(one() is not None for one in arrays)
+    finally:
+        gc.enable()
