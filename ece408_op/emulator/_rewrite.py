@@ -23,8 +23,11 @@ _LAUNCH = re.compile(
 _LAUNCH_END = re.compile(r">[ \t]*>[ \t]*>\s*\(")
 _DYNAMIC = re.compile(
     r"\bextern\s+(volatile\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\([^()]*\)\s*)?"
-    r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;"
+    r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]((?:\s*\[[^][;]*\])*)\s*;"
 )
+_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
+#: From the end of a kernel's bounds to its parameters, and from these to its body.
+_BOUNDED_NAME, _BODY = re.compile(r"\s*(?:void\s+)?\w+\s*\("), re.compile(r"\s*\{")
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
 #: Directives and the beginning of a loop with a condition.
 _LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
@@ -48,6 +51,7 @@ def rewrite(text: str, unroll: bool = True) -> str:
         UnsupportedCodeError: the source has assembly that the emulator lacks, or a launch in an unknown form.
     """
     text = _replace_all(text, _DYNAMIC, _dynamic_shared)
+    text = _replace_all(text, _BOUNDS, _launch_bounds)
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
     text = _replace_all(text, _ASM, _assembly)
@@ -89,8 +93,20 @@ def _replace_all(
 
 
 def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
-    kind = f"{found[1] or ''}{found[2]}"
-    return found.end(), f"{kind} *const {found[3]} = ({kind} *)::emulator::dynamic_shared;"
+    kind, rows = f"{found[1] or ''}{found[2]}", " ".join(found[4].split())
+    pointer = (f"(*const {found[3]}){rows}", f"(*){rows}") if rows else (f"*const {found[3]}", "*")
+    return found.end(), f"{kind} {pointer[0]} = ({kind} {pointer[1]})::emulator::dynamic_shared;"
+
+
+def _launch_bounds(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    """Have the kernel's body begin with a check of the block's threads, where template arguments are known."""
+    end = _closing(masked, found.end())
+    name = _BOUNDED_NAME.match(masked, end + 1)
+    body = _BODY.match(masked, _closing(masked, name.end()) + 1) if name else None
+    if not body:
+        return found.end(), found[0]
+    check = f"if (::emulator::beyond_bounds({text[found.end() : end]})) return;"
+    return body.end(), f"{text[end + 1 : body.end()]} {check}"
 
 
 def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:

@@ -305,6 +305,14 @@ void run_grid(const Grid &grid) {
     end_launch(grid);
 }
 
+bool beyond_bounds(unsigned most_threads) {
+    const unsigned count = thread_count;
+    if (count > most_threads && !current && !(blockIdx.x | blockIdx.y | blockIdx.z))
+        report("call", "the launch fails: a block of " + std::to_string(count) + " threads, and __launch_bounds__ allows " +
+                           std::to_string(most_threads), running.code);
+    return count > most_threads;
+}
+
 // A turn ends early when its events fill the buffer, so that the other lanes of the warp can catch up.
 void end_turn() {
     threads[current].full = true;

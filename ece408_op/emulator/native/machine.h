@@ -19,6 +19,7 @@ struct Grid {
     const void *code;
 };
 void run_grid(const Grid &grid);
+bool beyond_bounds(unsigned most_threads);  // whether the block has more, so that the launch fails
 
 // A warp's exchange of registers: every lane of `mask` passes a value and gets those of all lanes. Returns the mask of
 // the lanes that took part. code: the line of a report; by default the caller's.
