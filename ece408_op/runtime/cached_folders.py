@@ -93,7 +93,7 @@ def _is_whole(path: Path) -> bool:
     try:
         sizes = json.loads((path / _SIZES).read_text(encoding="utf-8"))
         return all((path / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # AttributeError: JSON of another kind
         return False
 
 

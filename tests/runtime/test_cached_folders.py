@@ -44,6 +44,13 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | N
     assert [one.name for one in tmp_path.iterdir()] == ["program-key"]
 
 
+def test_a_folder_whose_list_of_sizes_is_something_else_is_made_again(tmp_path: Path) -> None:
+    path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 10))
+    (path / ".sizes.json").write_text("[]", encoding="utf-8")
+    assert cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 20)) == path
+    assert (path / "program").stat().st_size == 20
+
+
 def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Path) -> None:
     (tmp_path / ".program-key").mkdir()
     _fill(tmp_path / ".program-key" / "rest", 1)
