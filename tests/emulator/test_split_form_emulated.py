@@ -267,6 +267,7 @@ def test_refusals_have_reasons(shapes, reason):
         ConvProblem(2, 3, 9, 9, 8, 3, dilate=(1, 2)),
         ConvProblem(2, 2, 9, 99, 8, 1, 65),
         ConvProblem(2, 64, 9, 9, 64, 3, 1),
+        ConvProblem(1, 4, 30000, 30000, 96, 4, stride=(4, 4)),  # 32 bits count the values of an image
     ],
 )
 def test_only_plain_layers_of_few_channels_are_unfolded(problem):

@@ -59,6 +59,7 @@ def test_general_takes_every_attribute_and_pointwise_all_with_one_unpadded_tap()
         (GENERAL, ConvProblem(1, 64, 99, 99, 64, 3, stride=(9, 1)), "stride: at most 8, got (9, 1)"),
         (GENERAL, ConvProblem(1, 64, 99, 99, 64, 1, pad=(0, 129)), "windows: expected to begin within 127 pixels"),
         (GENERAL, ConvProblem(1, 64, 99, 400, 64, 1, 300), "kernel: at most 256 rows and columns when dilated"),
+        (GENERAL, ConvProblem(1, 5_000_000, 1, 1, 8, 3, pad=(1, 1)), "channels: at most 4194240"),
         (GENERAL, ConvProblem(1, 64, 9, 9, 64, 3).weight_gradient, "it does not support weight gradient"),
         (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, pad=(1, 1)), "padding: expected none, got (1, 1)"),
         (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, 3), "kernel: expected 1, got (1, 3)"),

@@ -11,7 +11,7 @@ import numpy as np
 from ece408_op.core.kernel import sum_bound
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div, round_up
+from ece408_op.runtime.launch import GRID_YZ, Argument, Chip, Launch, TensorMap, ceil_div, round_up
 
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
@@ -46,8 +46,8 @@ _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 THREADS = 256
 #: TMA's limits: where windows begin, and the offsets in them; strides.
 _CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
-#: Pixels of an image: 32 bits count those of a launch.
-_MOST_IMAGE = 2**30
+#: Pixels of an image: 32 bits count those of a launch. Channels: a grid's y counts the blocks that split 64 of them.
+_MOST_IMAGE, _MOST_CHANNELS = 2**30, 64 * GRID_YZ
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
 #: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers; of those of turns.
 _ALIGNMENT, _TURNS = 1024 + 16, 32
@@ -219,6 +219,8 @@ def limits(pointwise: bool, problem: ConvProblem, chip: Chip | None = None) -> l
         reasons.append(f"image: fewer than 2^30 pixels, got {problem.height} x {problem.width}")
     if pointwise:
         return reasons + [f"padding: expected none, got {problem.pad}"] * any(problem.pad)
+    if own.input_channels > _MOST_CHANNELS:
+        reasons.append(f"channels: at most {_MOST_CHANNELS}, in groups of multiples of 8, got {own.input_channels}")
     lower, upper, steps = own.im2col
     if any(-first - last > _MOST_OFFSET for first, last in zip(lower, upper)):
         reasons.append(f"kernel: at most {_MOST_OFFSET + 1} rows and columns when dilated, got {kernel}")

@@ -39,8 +39,8 @@ _RANGE_BLOCKS = 8
 #: The most channels times columns of a window that become channels, and what those are a multiple of, if they are more:
 #: from pixels of 48 bytes TMA gathers windows more slowly than from those of 64. Rows that a thread unfolds.
 _MOST_UNFOLDED, _UNFOLDED, _UNFOLDED_ROWS = 64, 32, 4
-#: Units of a split array, which 32 bits count; inputs of concat.
-_MOST_UNITS, MOST_INPUTS = 2**31, 4
+#: Units of a split array, and values of an image that is unfolded, which 32 bits count; inputs of concat.
+_MOST_UNITS, _MOST_VALUES, MOST_INPUTS = 2**31, 2**31 - 1, 4
 
 Shape = tuple[int, ...]
 
@@ -100,7 +100,7 @@ def unfolded(problem: ConvProblem) -> ConvProblem | None:
     """
     _, channels, height, width = problem.x_shape
     few = problem.kernel_width > 1 and 1 < channels <= _MOST_UNFOLDED // problem.kernel_width
-    if not few or problem.groups != 1 or problem.dilate[1] != 1:
+    if not few or problem.groups != 1 or problem.dilate[1] != 1 or channels * height * width > _MOST_VALUES:
         return None
     columns = (width + 2 * problem.pad[1] - problem.kernel_width) // problem.stride[1] + 1
     filled = channels * problem.kernel_width
