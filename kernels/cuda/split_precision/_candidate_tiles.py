@@ -132,17 +132,19 @@ def _one_channel(problem: ConvProblem, chip: Chip, aligned: int, components: int
         }
 
 
+def _even_groups(tiles: int, most: int) -> int:
+    """Return the column tiles per group of as few groups as have at most ``most``; 0 where that is less than one."""
+    return ceil_div(tiles, ceil_div(tiles, most)) if most > 0 else 0
+
+
 def _mma_sync_shapes(k_steps: int, tiles: int, components: int) -> Iterator[_Fields]:
     """Yield m_tiles, group_tiles and math_warps that fit the registers."""
     interval = _wanted_interval(k_steps, components)
     for warps, registers in (_PROMOTED_SUM_REGISTERS if interval else _SUM_REGISTERS).items():
         for m_tiles in (4, 3, 2, 1):
-            for groups in range(1, tiles + 1):
-                each = ceil_div(tiles, groups)
-                fits = 4 * ((components + (interval > 0)) * m_tiles + components) * each <= registers
-                if fits and (groups == 1 or ceil_div(tiles, each) == groups):
-                    yield {"m_tiles": m_tiles, "group_tiles": each, "math_warps": warps, "promotion_interval": interval}
-                    break
+            each = _even_groups(tiles, registers // (4 * ((components + (interval > 0)) * m_tiles + components)))
+            if each:
+                yield {"m_tiles": m_tiles, "group_tiles": each, "math_warps": warps, "promotion_interval": interval}
 
 
 def _mma_sync(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
@@ -157,12 +159,8 @@ def _mma_sync(problem: ConvProblem, chip: Chip, aligned: int, components: int) -
 
 def _group_tiles(tiles: int, rows: int, components: int, registers: int) -> int:
     """Return the column tiles per group, of as few groups as have registers for their sums; 0 if none."""
-    others = 8 * components + _WARPGROUP_REGISTERS[registers]
-    for groups in range(1, tiles + 1):
-        each = ceil_div(tiles, groups)
-        if (12 if components == 2 else 4) * each * rows + others <= registers and each * components <= 32:
-            return each
-    return 0
+    free = registers - 8 * components - _WARPGROUP_REGISTERS[registers]
+    return _even_groups(tiles, min(free // ((12 if components == 2 else 4) * rows), 32 // components))
 
 
 def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int, int, int] | None:
@@ -196,10 +194,11 @@ def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) 
             # Producers that copy rows need more registers.
             most = [r for r in _WARPGROUP_REGISTERS if region["input_from_global"] or r == min(_WARPGROUP_REGISTERS)]
             # As few blocks as have shared memory for their filters.
-            for blocks in range(1, tiles + 1):
+            most_tiles = int(chip.shared_bytes * _MOST_SHARE) // (k_steps * 256 * components)
+            for blocks in range(ceil_div(tiles, most_tiles), tiles + 1) if most_tiles else ():
                 own = ceil_div(tiles, blocks)
                 each = _group_tiles(own, rows, components, most[-1])
-                if each and k_steps * round_up(own, each) * 256 * components <= chip.shared_bytes * _MOST_SHARE:
+                if each and round_up(own, each) <= most_tiles:
                     break
             else:
                 continue
