@@ -1,5 +1,7 @@
 """Bad input gives one clear error, in the exception that the caller catches, by every API of MXNet."""
 
+import gc
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -268,5 +270,26 @@ def test_a_failure_on_a_gpu_that_mxnet_has_no_kernels_for_keeps_its_reason():
     y = mx.nd.empty((2, 3))
     with mx.gpu():
         forward(req=["write"], out_data=[y])
+    with pytest.raises(mx.MXNetError, match="the reason"):
+        y.wait_to_read()
+
+
+def test_a_failure_keeps_nothing_of_its_call():
+    class Data:
+        pass
+
+    @mxnet_errors.reported_with_outputs
+    def forward(req, in_data, out_data):
+        try:
+            raise ValueError("the cause")
+        except ValueError as error:
+            raise ProblemError("the reason") from error
+
+    data, y = Data(), mx.nd.empty((2, 3))
+    kept = weakref.ref(data)
+    forward(req=["write"], in_data=[data], out_data=[y])
+    del data
+    gc.collect()
+    assert kept() is None
     with pytest.raises(mx.MXNetError, match="the reason"):
         y.wait_to_read()
