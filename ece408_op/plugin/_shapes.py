@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ece408_op.errors import ProblemError
 
-from .attributes import Attributes
+from .attributes import END, Attributes
 
 _UNKNOWN = -1
 _SIZES = {
@@ -63,6 +63,9 @@ def _output_sizes(attributes: Attributes, data: Shape) -> list[int]:
     image = [other if size == _UNKNOWN else size for size, other in zip(data[2:], fitting)]
     filters, groups = attributes.num_filter, attributes.num_group
     problem = attributes.problem((1, groups, *image), (filters, 1, *attributes.kernel))
+    for words, size in zip(("rows", "columns"), problem.y_shape[2:]):
+        if size >= END:
+            raise ProblemError(f"output: expected fewer than {END} {words}, got {size}; use less padding")
     return [_UNKNOWN if size == _UNKNOWN else out for size, out in zip(data[2:], problem.y_shape[2:])]
 
 

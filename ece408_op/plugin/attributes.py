@@ -33,7 +33,7 @@ FUSES = ("tanh_pool", FULL)
 LAYER = "__layer__"
 
 #: Sizes are smaller than this: MXNet passes shapes to Custom operators in 32 bits.
-_END = 2**31
+END = 2**31
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LAYOUT = "NCHW"
 
@@ -186,7 +186,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _is_size(value: Any, least: int) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and least <= int(value) < _END
+    return hasattr(value, "__index__") and not isinstance(value, bool) and least <= int(value) < END
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -27,6 +27,7 @@ BAD = {
     "wrong filters": ({}, "expected shape (4, 1, 3, 3).*got (5, 1, 3, 3)", (2, 1, 9, 9), (5, 1, 3, 3)),
     "1-D kernel": ({"kernel": (3,)}, "kernel: expected two positive.*2-D", (2, 1, 9), (4, 1, 3)),
     "3-D kernel": ({"kernel": (3, 3, 3)}, "kernel: expected two positive", (2, 1, 9, 9, 9), (4, 1, 3, 3, 3)),
+    "an output of 2**31 rows": ({"pad": (2**30, 0)}, "expected fewer than 2147483648 rows.*got 2147483655"),
     "stride 0": ({"stride": (0, 1)}, "stride: expected two positive.*(0, 1)"),
     "stride of one number": ({"stride": "2"}, "stride: expected two"),
     "pad -1": ({"pad": (0, -1)}, "pad: expected two non-negative.*(0, -1)"),
