@@ -83,9 +83,7 @@ def fail(target: Any, error: Exception) -> None:
     """Make waiting for an array, which is not empty, fail with that error; raises it with the NaiveEngine."""
     import mxnet as mx
 
-    # Frames of a traceback would keep the call's arrays, and a network's memory on the GPU, as long as the number.
-    reason = _explained(error).with_traceback(None)
-    reason.__cause__ = reason.__context__ = None
+    reason = _explained(error)
     number = next(_numbers)
     _failures[number] = copy.copy(reason)  # without the traceback, whose frames keep the call's arrays
     try:
