@@ -21,7 +21,7 @@ from ._gpu import CUDNN
 from ._inference import Inference
 from ._network import Network, parse
 from ._training import reads_gradient
-from .engine import engine
+from .engine import Engine, engine
 from .trainer import Trainer, trainer_of
 
 OP_TYPE = default_layout.NETWORK
@@ -35,7 +35,7 @@ _PLACEHOLDER = '{"nodes": [{"op": "null", "name": "data", "inputs": []}], "heads
 _TRAINED = ("BatchNorm", "Dropout")
 
 
-class NetworkProp(mx.operator.CustomOpProp):
+class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
     """Shapes, types and the creation of the operator: data, labels and parameters in, the network's outputs out."""
 
     def __init__(self, **attributes: str) -> None:
@@ -43,6 +43,8 @@ class NetworkProp(mx.operator.CustomOpProp):
         self._given = attributes
         self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
         self._error: GraphError | None = None
+        #: Those of the last operator: they stay as long as the symbol, of which Gluon makes an operator for each call.
+        self._engines: list[Engine] = []
         try:
             self._network = parse(attributes.get("graph", ""))
         except GraphError as error:
@@ -145,6 +147,7 @@ class NetworkProp(mx.operator.CustomOpProp):
         given = {"impl": dispatch.AUTO, "precision": "float32", "device_ids": "0", **self._given}
         numbers = [int(word) for word in given["device_ids"].split(",")]
         engines = [engine(given["graph"], given["impl"], given["precision"], number) for number in numbers]
+        self._engines = engines
         trainer = trainer_of(given["graph"], engines) if self._for_training else None
         return NetworkOp(network, Inference(engines, numbers), trainer, given.get("gradients") == "gpu")
 

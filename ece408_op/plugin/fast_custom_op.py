@@ -45,7 +45,44 @@ def call_array(handle: int) -> CallArray:
     return array
 
 
-class FastCustomOp(mx.operator.CustomOp):  # type: ignore[misc]
+class Deletable:
+    """What MXNet makes callbacks for: it drops all that it has when MXNet deletes it.
+
+    It and its callbacks refer to each other, so it stays itself until the next garbage collection. Gluon makes an
+    operator in each training step, and its memory on a GPU must not wait for that.
+    """
+
+    @property
+    def _ref_holder(self) -> Any:
+        """What MXNet leaves here when it has made its callbacks, to keep them alive."""
+        return self._held
+
+    @_ref_holder.setter
+    def _ref_holder(self, held: Sequence[Any]) -> None:
+        callbacks = held[0][0].callbacks
+        own = {**self._own_callbacks(), _DELETE: _DELETED(self._dropped_before(callbacks[_DELETE]))}
+        for number, callback in own.items():
+            callbacks[number] = ctypes.cast(callback, _FUNCTION)
+        self._held = held, own
+
+    def _own_callbacks(self) -> dict[int, Any]:
+        """Return callbacks in place of MXNet's, by number."""
+        return {}
+
+    def _dropped_before(self, callback: Any) -> Callable[[Any], int]:
+        """Return the callback for the end, which drops all before MXNet's own callback."""
+        mxnets = ctypes.cast(callback, _DELETED)
+
+        def call(context: Any) -> int:
+            held = self._held
+            self.__dict__.clear()
+            self._held = held
+            return mxnets(context)
+
+        return call
+
+
+class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
     """A Custom operator on dense arrays. Its methods' errors are for ``mxnet_errors`` to report."""
 
     def __init__(self) -> None:
@@ -61,35 +98,11 @@ class FastCustomOp(mx.operator.CustomOp):  # type: ignore[misc]
         """
         self._arrays = None
 
-    @property
-    def _ref_holder(self) -> Any:
-        """What MXNet leaves here when it has made its callbacks, to keep them alive."""
-        return self._held
-
-    @_ref_holder.setter
-    def _ref_holder(self, held: Sequence[Any]) -> None:
-        forward = _CALLBACK(self._called_by_mxnet(self.forward, "out_data"))
-        backward = _CALLBACK(self._called_by_mxnet(self.backward, "in_grad"))
-        callbacks = held[0][0].callbacks
-        deleted = _DELETED(self._dropped_before(ctypes.cast(callbacks[_DELETE], _DELETED)))
-        for number, own in ((_DELETE, deleted), (_FORWARD, forward), (_BACKWARD, backward)):
-            callbacks[number] = ctypes.cast(own, _FUNCTION)
-        self._held = held, forward, backward, deleted
-
-    def _dropped_before(self, mxnets: Callable[[Any], int]) -> Callable[[Any], int]:
-        """Return the callback for the end of the operator, which drops all that it has before MXNet's own callback.
-
-        The operator and its callbacks refer to each other, so it stays itself until the next garbage collection: Gluon
-        makes one in each training step, and its memory on a GPU must not wait for that.
-        """
-
-        def call(context: Any) -> int:
-            held = self._held
-            self.__dict__.clear()
-            self._held = held
-            return mxnets(context)
-
-        return call
+    def _own_callbacks(self) -> dict[int, Any]:
+        return {
+            _FORWARD: _CALLBACK(self._called_by_mxnet(self.forward, "out_data")),
+            _BACKWARD: _CALLBACK(self._called_by_mxnet(self.backward, "in_grad")),
+        }
 
     def _called_by_mxnet(self, method: Callable[..., None], filled: str) -> Callable[..., bool]:
         """Return the callback that calls forward or backward, which fills the arrays of that name."""
@@ -113,4 +126,4 @@ class FastCustomOp(mx.operator.CustomOp):  # type: ignore[misc]
         return call
 
 
-__all__ = ("CallArray", "FastCustomOp", "call_array")
+__all__ = ("CallArray", "Deletable", "FastCustomOp", "call_array")

@@ -184,7 +184,7 @@ def test_a_first_call_while_the_interpreter_exits():
 
 
 def images_per_chunk():
-    (found,) = engine.engines()
+    found = engine.engines()[-1]
     return [made.batches[0].images for made in found.batches.values()]
 
 

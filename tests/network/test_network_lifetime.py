@@ -94,3 +94,19 @@ def test_networks_that_are_bound_share_an_engine_however_many_there_are(monkeypa
     with pytest.raises(DeviceError, match="expected room for 1 image"):
         compute(bound(images=5, filters=2))
     assert not any(one.batches for one in found)
+
+
+def test_blocks_of_gluon_find_their_engines_however_many_there_are():
+    """MXNet makes an operator for each call of a block, which has ended before the next one."""
+    x, blocks = mx.nd.ones((3, 4)), []
+    for units in range(1, 7):
+        layer = mx.gluon.nn.Dense(units, in_units=4)
+        layer.initialize()
+        blocks.append(ece408_op.gluon.on_gpu(layer, x))
+    found = []
+    for _ in range(2):
+        for block in blocks:
+            block(x).wait_to_read()
+            found.append(weakref.ref(engine.engines()[-1]))
+    assert [one() for one in found[:6]] == engine.engines()[-6:]
+    assert found[:6] == found[6:]
