@@ -47,15 +47,17 @@ FEW_HEADERS = "-DECE408_GRADE_FEW_HEADERS"
 #: A variable without a value holds bytes of 0xfe, -1.7e38 as a float: a GPU's register may hold anything, and with 0, a
 #: sum that begins with it would be right.
 _UNSET = "-ftrivial-auto-var-init=pattern"
+#: g++ calls the runtime before each access, by another name where it is volatile.
+_ACCESSES = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
 #: Options by what a program checks. For counters, g++ optimises as nvcc does, as far as that changes accesses: values
 #: stay in registers, invariant loads leave loops, and loops are unrolled where the source says so.
 _CHECKS = {
     "plain": ("-O1",),
-    "races": ("-O1", "-fsanitize=thread"),
+    "races": ("-O1", *_ACCESSES),
     "indices": ("-O1", "-fsanitize=bounds"),
     "counters": (
         *("-O2", "-fno-tree-vectorize", "-fno-thread-jumps", "-fno-split-paths", "-fdisable-rtl-loop2_unroll"),
-        *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
+        *(*_ACCESSES, "-fsanitize-coverage=trace-pc"),
     ),
 }
 #: A variable that is zero at first, in assembly; bytes between variables, more than a block's static shared memory.

@@ -116,6 +116,21 @@ WRONG = {
         "if (i == 0) last = atomicAdd((int *)table, 1);\n__syncthreads();\nif (last) y[i] = y[64 + i] + y[128 + i];",
         set(),
     ),
+    "a block that has counted the others, with no fence": (
+        "y[64 + i + 64 * b] = x[i];\n__syncthreads();\n__shared__ int last;\n"
+        "if (i == 0) last = atomicAdd((int *)table, 1);\n__syncthreads();\nif (last) y[i] = y[64 + i] + y[128 + i];",
+        {("race", 10, 5)},
+    ),
+    "all blocks that have counted the others": (
+        "y[64 + i + 64 * b] = x[i] + b;\n__threadfence();\n__syncthreads();\n"
+        "if (i == 0) atomicAdd((int *)table, 1);\n__syncthreads();\ny[i] = y[64 + i] + y[128 + i];",
+        {("race", 10, 10)},
+    ),
+    "a volatile flag behind a fence": (
+        "volatile float *const flag = table;\ny[64 + i + 64 * b] = x[i];\n__threadfence();\n__syncthreads();\n"
+        "if (i == 0) flag[b] = 1;\nif (b && flag[0] > 0) y[i] = y[64 + i];",
+        set(),
+    ),
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
     "a write into constant memory": ("filters[i % 50] = 1;\ny[i] = 0;", {("input", 5, 0)}),
     "a null pointer": ("float *const none = nullptr;\nnone[i] = 0;", {("out of bounds", 6, 0)}),
@@ -149,6 +164,7 @@ MESSAGES = {
     "another array in shared memory": ("reads 4 bytes 20 bytes behind the end of t", "12 bytes behind the end of s"),
     "an array in a function": ("index 4 is beyond sum, which has 4 elements",),
     "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
+    "a block that has counted the others, with no fence": ("with no __threadfence() and atomic operation between",),
     "a sum of two threads": ("with no barrier between",),
     "values of two blocks": ("two blocks write the same element",),
     "a write into an input": ("writes x",),

@@ -42,9 +42,9 @@ extern const int warpSize;
 
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
-inline void __threadfence() {}
+inline void __threadfence() { emulator::fence(); }
 inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence_system() { emulator::fence(); }
 
 namespace emulator {
 template <typename... Blocks>

@@ -45,7 +45,7 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
     } else if (space == Space::HOST) {
         stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, one without a value, or an index far beyond", code);
     }
-    if (operation == ATOMIC && space != Space::SHARED) may_receive();
+    if (operation == ATOMIC && space != Space::SHARED) may_receive(), may_pass_on();
     add(threads[current], last_code, operation, bytes, address);
 }
 
@@ -69,9 +69,14 @@ using namespace emulator;
     extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }      \
     extern "C" void __tsan_volatile_read##n(void *p) {                                   \
         may_receive();                                                                   \
+        in_volatile_read = true;                                                         \
         hook(p, n, READ, HERE);                                                          \
+        in_volatile_read = false;                                                        \
     }                                                                                    \
-    extern "C" void __tsan_volatile_write##n(void *p) { hook(p, n, WRITE, HERE); }
+    extern "C" void __tsan_volatile_write##n(void *p) {                                  \
+        may_pass_on();                                                                   \
+        hook(p, n, WRITE, HERE);                                                         \
+    }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 static void range(void *p, long bytes, Operation operation, const void *code) {
     for (long i = 0; i < bytes; i += 4) hook(static_cast<char *>(p) + i, bytes - i < 4 ? 1 : 4, operation, code);

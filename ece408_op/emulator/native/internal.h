@@ -53,9 +53,9 @@ struct InRuntime {
 // memory.cpp
 enum class Space { SHARED, GLOBAL, LOCAL, CONSTANT, PROGRAM, HOST };
 Space space_of(uintptr_t address);
-// The last plain write of a word of global memory in a launch; blocks are numbered from launch to launch.
+// The last plain write of a word of global memory in a launch; parts of blocks are numbered from launch to launch.
 struct GlobalWrite {
-    long block = 0, epoch = 0;
+    long part = 0, epoch = 0;
     int thread = 0, time = 0;
     uint32_t code = 0;
     uint8_t mask = 0;  // the bytes of the word
@@ -97,6 +97,8 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
 bool may_have_value(const Allocation &allocation, uintptr_t address);
 void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
+void may_pass_on();  // values to other blocks
+extern bool in_volatile_read;
 
 // counters.cpp
 void merge(int warp);

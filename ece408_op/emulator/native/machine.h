@@ -48,6 +48,8 @@ void copy_later(unsigned to, const void *from, int bytes);
 void commit_copies();
 void wait_for_copies(size_t pending);
 
+void fence();  // __threadfence()
+
 enum Operation : uint8_t { READ, WRITE, ATOMIC, BLOCK };
 // Record an access that the compiler does not: an atomic operation's.
 void access(const void *address, int bytes, Operation operation, const void *code);

@@ -7,9 +7,9 @@
 //
 // In global memory, a read or an atomic operation after another block's plain write in the same launch is a race, as in a
 // sum that several blocks add to by +=: the emulator runs blocks one after another, a GPU side by side. So is a write of
-// another value than the one that is there, as by threads beyond a tile's outputs: on a GPU, either may come last. Blocks
-// may pass values on by an atomic operation or a volatile value. So a block that has used one is not watched for that any
-// more.
+// another value than the one that is there, as by threads beyond a tile's outputs: on a GPU, either may come last. A block
+// passes on what it has written by a fence (__threadfence) and then an atomic operation or a volatile write. A block that
+// has used an atomic operation or a volatile value may have received all that others have passed on, whatever the address.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -17,6 +17,8 @@
 #include "internal.h"
 
 namespace emulator {
+
+bool in_volatile_read;
 
 typedef std::vector<int> Clock;  // of every thread, how often it had released when last heard of
 struct Ordering {
@@ -38,15 +40,19 @@ struct Word {
 std::vector<Clock> clocks;
 std::vector<Word> words;
 std::map<const void *, Ordering> orderings;
-long epoch, block_number, first_block;  // of all launches; the first one of this launch
-bool passed_on;  // other blocks may have passed values on to this one
+long epoch;
+// A block's parts end with its fences. Of all launches: this part, the first ones of this block and of this launch, the
+// last one that ended with a fence, and the first one of this block that has not been passed on.
+long part, block_part, launch_part, fenced_part, kept_part;
+std::vector<bool> passed_on;  // by part of this launch
+bool receives;  // other blocks may have passed values on to this one
 constexpr size_t MOST_WATCHED = size_t(64) << 20;  // bytes of an allocation
 // A write over another's, which has not happened yet.
 struct Overwrite {
     uintptr_t word;
     unsigned char old[4];
     uint8_t mask;
-    bool same_block;
+    const char *message;
     const void *code, *other;
 };
 std::vector<Overwrite> overwrites;
@@ -91,11 +97,14 @@ bool found_race(const Word &word, const Access &now, Operation operation, const 
 
 }  // namespace
 
-void begin_grid_races() { first_block = block_number + 1; }
+void begin_grid_races() { launch_part = part + 1, passed_on.clear(); }
+
+static void begin_part() { part++, passed_on.push_back(false); }
 
 void begin_races(int count) {
-    block_number++;
-    passed_on = false;
+    begin_part();
+    block_part = kept_part = part, fenced_part = part - 1;
+    receives = false;
     clocks.assign(count, Clock(count, 0));
     for (int i = 0; i < count; i++) clocks[i][i] = 1;
     orderings.clear();
@@ -139,15 +148,19 @@ void watch_shared(uintptr_t address, int bytes, int thread, Operation operation,
     });
 }
 
-void may_receive() { passed_on = true; }
+void fence() {
+    if (racing) fenced_part = part, begin_part();
+}
+void may_receive() { receives = true; }
+void may_pass_on() {
+    for (; kept_part <= fenced_part; kept_part++) passed_on[kept_part - launch_part] = true;
+}
 
 void check_overwrites() {
     for (const Overwrite &each : overwrites)
         for (int i = 0; i < 4; i++)
             if ((each.mask & 1 << i) && reinterpret_cast<const unsigned char *>(each.word)[i] != each.old[i]) {
-                report("race", each.same_block ? "two threads write the same element, with no barrier between"
-                                               : "two blocks write the same element, and blocks have no order",
-                       each.code, each.other);
+                report("race", each.message, each.code, each.other);
                 break;
             }
     overwrites.clear();
@@ -159,20 +172,26 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
     if (writes.empty()) return;
     each_word(address - begin, bytes, [&](uintptr_t at, uint8_t mask) {
         GlobalWrite &last = writes[at];
-        const bool same_block = last.block == block_number;
-        const bool ordered = same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current) : passed_on;
+        const bool same_block = last.part >= block_part, same_launch = last.part >= launch_part;
+        const bool ordered = !same_launch ? true
+                             : same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current)
+                                          : receives && (operation == ATOMIC || in_volatile_read || passed_on[last.part - launch_part]);
         const void *const other = address_of(last.code);
-        const bool race = last.block >= first_block && (last.mask & mask) && !ordered;
+        const bool race = (last.mask & mask) && !ordered;
+        const char *const message =
+            operation == WRITE ? (same_block ? "two threads write the same element, with no barrier between"
+                                             : "two blocks write the same element, and blocks have no order")
+            : same_block ? "one thread uses what another writes, with no barrier between"
+            : receives   ? "one block uses what another writes, with no __threadfence() and atomic operation between"
+                         : "one block uses what another writes, and blocks have no order: a sum needs atomicAdd";
         if (operation == WRITE) {
             if (race) {
-                overwrites.push_back({begin + 4 * at, {}, uint8_t(last.mask & mask), same_block, code, other});
+                overwrites.push_back({begin + 4 * at, {}, uint8_t(last.mask & mask), message, code, other});
                 std::memcpy(overwrites.back().old, reinterpret_cast<const void *>(overwrites.back().word), 4);
             }
-            last = {block_number, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
+            last = {part, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
         } else if (race) {
-            report("race", same_block ? "one thread uses what another writes, with no barrier between"
-                                      : "one block uses what another writes, and blocks have no order: a sum needs atomicAdd",
-                   code, other);
+            report("race", message, code, other);
         }
     });
 }
@@ -181,7 +200,7 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
 bool may_have_value(const Allocation &each, uintptr_t address) {
     if (!racing || each.host_may_use || each.input || each.end - each.begin > MOST_WATCHED) return true;
     if (address >= each.filled_begin && address < each.filled_end) return true;
-    return !each.writes.empty() && each.writes[(address - each.begin) / 4].block;
+    return !each.writes.empty() && each.writes[(address - each.begin) / 4].part;
 }
 
 }  // namespace emulator
