@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from process import printed
+from submissions import HERE as SUBMISSIONS
 
 import ece408_op
 from ece408_op.kernels import KERNELS
@@ -145,6 +147,21 @@ def test_an_installed_wheel_classifies_with_the_operator(site: Path, tmp_path: P
     assert [line.split(":")[0] for line in lines[3:5]] == ["Op Time", "Op Time"]
     assert lines[-1].startswith("Correctness: ")
     assert lines[-1].endswith(" Model: ece408")
+
+
+def test_an_installed_package_may_be_read_only(site: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    needed = ["g++", *["setpriv"] * (os.geteuid() == 0)]
+    if not all(map(shutil.which, needed)):
+        pytest.skip(f"needs {needed}")
+    shutil.copytree(site, tmp_path / "site")
+    for path in (tmp_path / "site").rglob("*"):
+        path.chmod(path.stat().st_mode & ~0o222)
+    as_other_users = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    command = [sys.executable, "-m", "ece408_op", "m2", "1", "--impl", str(SUBMISSIONS / "cpu" / "textbook.h")]
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([*as_other_users, *command], env=variables, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(

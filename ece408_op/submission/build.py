@@ -289,13 +289,14 @@ def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
 
 
 def _let_all_read(folder: Path) -> None:
-    """Whatever this process's umask: a program in the sandbox may be another user's."""
+    """Whatever this process's umask: a program in the sandbox may be another user's. The owner may also write."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
 
 
 def _make(folder: Path, commands: Iterable[list[str]]) -> None:
     shutil.copytree(_HERE / "headers", folder / "headers")
+    _let_all_read(folder)  # the package's own folders may be read-only, and their modes are copied
     script = "".join(f"{shlex.join(command)} & " for command in commands) + "wait"
     environment = {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
     with subprocess.Popen(
