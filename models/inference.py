@@ -14,6 +14,7 @@ from ece408_op.core import dispatch
 from ece408_op.core.check import Comparison, compare
 from ece408_op.core.explain import explain
 from ece408_op.core.kernel import EPS32
+from ece408_op.errors import Ece408Error
 from ece408_op.graph.api import load_checkpoint, replace_convolution
 from ece408_op.network.api import gpu_network
 from ece408_op.plugin import op_times
@@ -84,9 +85,16 @@ def on_gpu(network: Loaded, impl: str, precision: str = "float32", device_ids: S
 
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
-    """Return the class (N,) of each of the images (N, C, H, W), float32, computed in one batch on an MXNet context."""
-    forward = bound(network, images.shape, context)
-    return forward(mx.nd.array(images, ctx=context)).asnumpy().argmax(axis=1)
+    """Return the class (N,) of each of the images (N, C, H, W), float32, computed in one batch on an MXNet context.
+
+    Raises Ece408Error if the network's first output is not (N, classes).
+    """
+    scores = bound(network, images.shape, context)(mx.nd.array(images, ctx=context))
+    if scores.ndim != 2:
+        raise Ece408Error(
+            f"expected scores (images, classes) as the network's first output, got {scores.shape}; add a Flatten"
+        )
+    return scores.asnumpy().argmax(axis=1)
 
 
 def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
@@ -172,7 +180,9 @@ def layers(symbol: Any) -> list[Layer]:
 def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
     """Return the outputs, NDArrays on mx.cpu(), of a symbol over the network's parameters and the images."""
     arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
-    executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(images), **arguments}, grad_req="null")
+    states = {name: network.aux_params[name].astype("float32") for name in symbol.list_auxiliary_states()}
+    given = {"data": mx.nd.array(images), **arguments}
+    executor = symbol.bind(mx.cpu(), given, grad_req="null", aux_states=states)
     return list(executor.forward(is_train=False))
 
 

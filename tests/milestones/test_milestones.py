@@ -73,9 +73,10 @@ def folder(tmp_path, monkeypatch):
 def saved(folder, name, symbol, side):
     """Write a network with random weights, for images of 1 x side x side."""
     symbol.save(str(folder / f"{name}-symbol.json"))
-    sizes, _, _ = symbol.infer_shape(data=(1, 1, side, side))
+    sizes, _, states = symbol.infer_shape(data=(1, 1, side, side))
     shapes = {f"arg:{n}": size for n, size in zip(symbol.list_arguments(), sizes) if n not in ("data", "softmax_label")}
     values = {key: mx.nd.random.normal(scale=0.01, shape=size) for key, size in shapes.items()}
+    values.update((f"aux:{n}", mx.nd.ones(size)) for n, size in zip(symbol.list_auxiliary_states(), states))
     mx.nd.save(str(folder / f"{name}-0012.params"), values)
     mx.nd.save(str(folder / f"{name}-0003.params"), {key: value * 0 for key, value in values.items()})
 
@@ -124,6 +125,22 @@ def test_convolutions_that_new_cannot_replace_are_named(folder):
     assert done.stdout.count("Op Time: ") == 1
     assert "row stays MXNet's Convolution" in done.stderr
     assert json.loads((folder / "some.json").read_text())["verification"]["right"]
+
+
+def test_verify_takes_the_states_of_a_batch_normalization(folder):
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="first")
+    x = mx.sym.BatchNorm(x, name="norm")
+    x = x + mx.sym.Convolution(x, kernel=(3, 3), num_filter=4, pad=(1, 1), name="second")
+    saved(folder, "residual", classifier(x), 12)
+    assert "Agreeing predictions: 9 of 9" in passed("m2.py", "residual", 9, "--verify").stdout
+
+
+@pytest.mark.parametrize("script", ["m1.py", "m2.py"])
+def test_a_network_whose_output_has_rows_and_columns_ends_with_one_message(folder, script):
+    saved(folder, "map", mx.sym.Convolution(mx.sym.Variable("data"), kernel=(12, 12), num_filter=10, name="conv"), 12)
+    done = run(script, "map", 3)
+    expected = "expected scores (images, classes) as the network's first output, got (3, 10, 1, 1); add a Flatten"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"{script}: {expected}")
 
 
 def wrong(problem, x, w, out, threads):
