@@ -43,10 +43,10 @@ def own_file(options: argparse.Namespace, network: shapes.NetworkInfo) -> Iterat
 
 
 def _is_plain(layer: shapes.ConvLayer) -> bool:
-    """Return whether a convolution has square filters, one group, and neither stride, padding nor dilation."""
+    """Return whether a convolution is 2-D, with square filters, one group, and no stride, padding or dilation."""
     (_, channels, *image), (_, own_channels, *filters) = layer.x, layer.w
     outputs = tuple(size - filters[0] + 1 for size in image)
-    return channels == own_channels and filters[0] == filters[1] and layer.y[2:] == outputs
+    return channels == own_channels and len(filters) == 2 and filters[0] == filters[1] and layer.y[2:] == outputs
 
 
 def _kernel(file: runner.File, sessions: Mapping[int, runner.Session], precision: str) -> CpuKernel:

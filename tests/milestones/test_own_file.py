@@ -12,10 +12,11 @@ from milestone_run import passed, run, started
 from submissions import HERE as SUBMISSIONS
 
 from ece408_op.lab import __path__ as lab_folders
+from ece408_op.models import files
 from ece408_op.plugin import bridge
 from ece408_op.submission import runner
 
-pytest.importorskip("mxnet")
+mx = pytest.importorskip("mxnet")
 if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
@@ -81,6 +82,17 @@ def test_a_file_is_compiled_again_only_if_it_or_what_it_includes_changes(tmp_pat
     first, again = (runner.compile_file(tmp_path / "own.h").program.what for _ in range(2))
     (tmp_path / "sizes.h").write_text(f"// {tmp_path}, changed")
     assert first == again != runner.compile_file(tmp_path / "own.h").program.what
+
+
+def test_a_network_of_other_convolutions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
+    row = mx.sym.Convolution(mx.sym.reshape(mx.sym.Variable("data"), (0, 1, -1)), kernel=(3,), num_filter=4, name="row")
+    mx.sym.FullyConnected(row, num_hidden=10, name="fc").save(str(tmp_path / "row-symbol.json"))
+    weights = {"row_weight": (4, 1, 3), "row_bias": (4,), "fc_weight": (10, 4 * 98), "fc_bias": (10,)}
+    mx.nd.save(str(tmp_path / "row-0000.params"), {f"arg:{name}": mx.nd.ones(size) for name, size in weights.items()})
+    done = run("m2.py", "row", 1, "--impl", TEXTBOOK)
+    assert done.returncode == 1
+    assert done.stderr == "m2.py: row: expected a convolution that a file can compute, without attributes\n"
 
 
 @pytest.mark.exhaustive
