@@ -170,13 +170,13 @@ class Module:
 
 
 _compile_lock = threading.Lock()
-#: Modules that are compiled, or that a thread compiles. Evicted ones are unloaded once no prepared launch uses them.
+#: Modules that are compiled, or that a thread compiles. CuPy keeps what it has loaded, so evicted ones stay loaded.
 _modules: BoundedDict[tuple[str, tuple[str, ...], int], Future[Module]] = BoundedDict(512)
 _streams: dict[tuple[int, int], Any] = {}
 
 
 def compiled(program: Program, device: int) -> Module:
-    """Return the program compiled for ``device``, the current one; the last 512 are kept."""
+    """Return the program compiled for ``device``, the current one."""
     key = (program.source, program.options, device)
     own: Future[Module] = Future()
     with _compile_lock:
@@ -353,8 +353,11 @@ def captured(call: Callable[[], None], stream: Any) -> Any:
 
 def _fork(main: Any, count: int) -> list[Any]:
     """Return ``count`` streams that wait for the work that is on the main one now."""
-    device = cupy().cuda.get_device_id()
-    streams = [_streams.setdefault((device, n), cupy().cuda.Stream(non_blocking=True)) for n in range(count)]
+    gpu, device = cupy().cuda, cupy().cuda.get_device_id()
+    streams = [
+        _streams.get((device, n)) or _streams.setdefault((device, n), gpu.Stream(non_blocking=True))
+        for n in range(count)
+    ]
     start = main.record()
     for stream in streams:
         stream.wait_event(start)

@@ -157,6 +157,23 @@ def test_what_calls_share_is_not_captured(words, refused, monkeypatch):
     assert prepared.module.last_use is None
 
 
+def test_the_streams_of_a_plan_are_made_once(monkeypatch):
+    made, used = [], []
+
+    def stream(**_):
+        made.append(SimpleNamespace(record=lambda: None, wait_event=lambda event: None, is_capturing=lambda: False))
+        return made[-1]
+
+    gpu = SimpleNamespace(Stream=stream, get_device_id=lambda: 408)
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=gpu))
+    main, call = stream(), LibraryCall(("x",), lambda addresses, stream: used.append(stream))
+    program = cuda.Program("several", "", (), Plan({}, 1, lambda images: (call,), streams=2))
+    for _ in range(3):
+        cuda.enqueue(program, 5, {"x": 512}, 408, main)
+    assert len(made) == 3
+    assert used == [made[1], made[2], made[1], made[2], made[1]] * 3
+
+
 @pytest.mark.parametrize(
     "kernel",
     [split_precision.ONE_CHANNEL, split_precision.MMA_SYNC],
