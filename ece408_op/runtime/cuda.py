@@ -149,6 +149,7 @@ class Module:
     module: Any
     functions: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, int] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
     #: All calls share the module's constant memory, whatever their streams: each waits for this event.
     last_use: Any = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -165,8 +166,8 @@ class Module:
 
     def symbol(self, name: str) -> int:
         """Return the device address of a ``__constant__`` array."""
-        address: int = self.module.get_global(name).ptr
-        return address
+        # After cupy.clear_memo(), CuPy would load the module again, with an array that the functions here don't read.
+        return self.symbols.get(name) or self.symbols.setdefault(name, self.module.get_global(name).ptr)
 
 
 _compile_lock = threading.Lock()

@@ -157,6 +157,13 @@ def test_what_calls_share_is_not_captured(words, refused, monkeypatch):
     assert prepared.module.last_use is None
 
 
+def test_constants_are_copied_to_the_module_whose_functions_run_also_after_clear_memo():
+    """CuPy forgets a module then, and loads it again when it is asked for an array."""
+    loaded = iter((512, 1024))
+    module = cuda.Module(SimpleNamespace(get_global=lambda name: SimpleNamespace(ptr=next(loaded))))
+    assert [module.symbol("filters") for _ in range(2)] == [512, 512]
+
+
 def test_the_streams_of_a_plan_are_made_once(monkeypatch):
     made, used = [], []
 
