@@ -173,10 +173,12 @@ class Engine:
                 self.batches[key] = self._made(images, data)
             except cuda.cupy().cuda.memory.OutOfMemoryError as error:
                 # Other networks on this GPU wait for its lock: their memory can be freed.
-                for other in engines():
-                    if other.gpu is self.gpu:
-                        other.batches.clear()
+                others = [one for one in engines() if one.gpu is self.gpu and one.batches]
+                for one in others:
+                    one.batches.clear()
                 pool.free_all_blocks()
+                if others:
+                    continue
                 if images == 1 or not divides:
                     raise DeviceError(
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "

@@ -89,11 +89,18 @@ def test_networks_that_are_bound_share_an_engine_however_many_there_are(monkeypa
     again = bound(filters=1)
     assert np.isfinite(compute(again)).all()
     assert engine.engines()[-6:] == [*found[1:], found[0]]
-    # Where memory runs out, that of all networks is free.
-    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
-    with pytest.raises(DeviceError, match="expected room for 1 image"):
-        compute(bound(images=5, filters=2))
-    assert not any(one.batches for one in found)
+    # Where memory runs out, that of all others is free for the same number of images.
+    batch, memory = engine.Batch, network_fake.OutOfMemoryError
+
+    def made(*given):
+        if any(one.batches for one in found):
+            raise memory("no room")
+        return batch(*given)
+
+    monkeypatch.setattr(engine, "Batch", made)
+    compute(bound(images=5, filters=7))
+    *_, (_, (own,)) = engine.engines()[-1].batches.values()
+    assert own.images == 5
 
 
 def test_blocks_of_gluon_find_their_engines_however_many_there_are():
