@@ -85,6 +85,8 @@ def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[i
     home, context, shapes = "gpu" if bridge.on_gpu(data[0]) else "cpu", data[0].context, [each.shape for each in data]
     if 0 in shapes[0] or any(array.context != context for array in data[1:]) or not _small(home, prop, *shapes[:2]):
         return None
+    if context.device_type in ("cpu_shared", "cpu_pinned"):  # the engine's output is in mx.cpu()
+        return None
     try:
         operator = prop.create_operator(context, shapes, None)
     except Ece408Error:

@@ -102,6 +102,13 @@ def test_what_needs_the_engine_goes_its_way(threads, monkeypatch, what):
     assert threads != [HERE]
 
 
+def test_arrays_in_a_data_loaders_memory(threads):
+    shared = mx.Context("cpu_shared", 0)
+    x, w = (array.as_in_context(shared) for array in arrays())
+    assert call(x, w).context == mx.cpu()
+    assert call(x, w.as_in_context(mx.cpu())).context == mx.cpu()
+
+
 def test_an_empty_batch(threads):
     with mx.util.np_shape(True):
         assert call(mx.nd.zeros((0, 3, 9, 9)), arrays()[1]).shape == (0, 4, 7, 7)
