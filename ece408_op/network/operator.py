@@ -302,6 +302,7 @@ def _seed(inputs: Sequence[Any]) -> int:
     return numbers[0] << 32 | numbers[1] if numbers else 0
 
 
+@cache
 def register() -> None:
     """Register the operator, and optimisers by their names, with MXNet, once per process."""
     mx.operator.register(OP_TYPE)(NetworkProp)

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from functools import cache
 from typing import Any
 
 import mxnet as mx
@@ -20,8 +21,9 @@ UNDEFINED, DENSE = -1, 0
 _FREEING_SECONDS = 0.02
 
 
+@cache
 def connect() -> None:
-    """Register the operator, and change what of MXNet has to know of it; the modules say what."""
+    """Register the operator, and change what of MXNet has to know of it; the modules say what. A reload calls again."""
     mxnet_errors.install()
     _accept_absent_arrays()
     operator.register()

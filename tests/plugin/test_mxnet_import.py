@@ -93,6 +93,22 @@ except Exception:
     assert text == "[1. 1.] inf"
 
 
+@needs_mxnet
+@pytest.mark.parametrize("module", ["ece408_op", "mx"])
+def test_a_reload_registers_and_patches_nothing_again(module: str) -> None:
+    code = f"""
+import importlib
+import ece408_op
+import mxnet as mx
+def patched():
+    return mx.nd.Custom, mx.nd.CachedOp, mx.executor.Executor.forward, mx.operator._registry.counter
+before = patched()
+importlib.reload({module})
+print(patched() == before)
+"""
+    assert output(code) == "True"
+
+
 def test_without_mxnet_one_sentence_says_what_to_install() -> None:
     code = """
 import sys, importlib.util
