@@ -194,9 +194,11 @@ class Gpu:
         def work(number: int) -> None:
             part = flat[number * most : (number + 1) * most]
             buffer = self.staging.get()
-            self.copy(buffer, source, Transfer(OUTPUT, 0, 0, number * most, part))
-            np.copyto(part, buffer.floats[: part.size])
-            self.staging.put(buffer)
+            try:
+                self.copy(buffer, source, Transfer(OUTPUT, 0, 0, number * most, part))
+                np.copyto(part, buffer.floats[: part.size])
+            finally:
+                self.staging.put(buffer)
 
         parallel_for(work, ceil_div(flat.size, most), self.threads)
 
@@ -246,9 +248,12 @@ class Gpu:
         self.stream.synchronize()
         self.pinned_stream.synchronize()
         staging = [self.staging.get() for _ in range(self.threads)]
-        for buffer in staging:
-            buffer.stream.synchronize()
-            self.staging.put(buffer)
+        try:
+            for buffer in staging:
+                buffer.stream.synchronize()
+        finally:
+            for buffer in staging:
+                self.staging.put(buffer)
 
 
 class _Work:

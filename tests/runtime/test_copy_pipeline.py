@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ece408_op.plugin.host_context import CHUNK_BYTES
+from ece408_op.plugin.host_context import CHUNK_BYTES, STAGING_BYTES, Gpu
 from ece408_op.runtime.copy_pipeline import (
     INPUT,
     OUTPUT,
@@ -187,3 +187,23 @@ def test_chunks_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, c
 
 def test_an_empty_batch_has_no_rounds():
     assert chunks_of(0, images_per_chunk(0, 4, CHUNK_BYTES)) == []
+
+
+def test_a_failed_copy_gives_all_staging_buffers_back():
+    """The next call waits for them."""
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    gpu = object.__new__(Gpu)  # without a device
+    gpu.threads, gpu.staging, gpu.copy = 2, SimpleQueue(), fails
+    gpu.stream = gpu.pinned_stream = SimpleNamespace(synchronize=lambda: None)
+    for _ in range(gpu.threads):
+        buffer = StagingBuffer(np.zeros(STAGING_BYTES // 4, np.float32), SimpleNamespace(synchronize=fails))
+        gpu.staging.put(buffer)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.copy_out(0, np.zeros(2 * STAGING_BYTES // 4, np.float32))
+    assert gpu.staging.qsize() == gpu.threads
+    with pytest.raises(KeyboardInterrupt):
+        gpu.wait()
+    assert gpu.staging.qsize() == gpu.threads
