@@ -104,7 +104,7 @@ def build(
         raise EndedError("compile_error", f"{source.name} is empty")
     name = re.sub(r'["\n]', "_", source.name)  # no #include takes these
     (inner / source.name).rename(inner / name)
-    unit.write_bytes(os.fsencode(f'#include "{name}"\n#include <ece408_grade/after.h>\n'))
+    unit.write_bytes(os.fsencode(f'#include "src/{name}"\n#include <ece408_grade/after.h>\n'))
     command = _command(unit, code, tools.folder / "headers", architecture)
     _let_all_read(folder)
     (folder / "out").mkdir()
@@ -186,7 +186,7 @@ def _command(unit: Path, code: str, headers: Path, architecture: str) -> list[st
     """The command that compiles the unit to out/submission.so; for a GPU where it has an architecture."""
     folders = (headers / "fallback", *sources.add_stubs(code, unit.parent / "stubs"))
     last = [word for folder in folders for word in ("-idirafter", str(folder))]
-    common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(unit.parent / "src"), str(unit)]
+    common = ["-include", "ece408_grade/before.h", "-I", str(headers), str(unit)]
     common += ["-shared", "-o", str(unit.parent / "out" / "submission.so")]
     last.append(f"-ffile-prefix-map={unit.parent}/src/=")  # for __FILE__, as the author knows it
     if not architecture:

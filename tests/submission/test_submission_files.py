@@ -250,3 +250,14 @@ def test_a_name_that_no_include_takes(tmp_path: Path) -> None:
     source.write_text("#error seen", encoding="utf-8")
     with build.new_folder("build") as folder, pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
         build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
+
+
+@needs_sandbox
+def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) -> None:
+    (tmp_path / "string.h").write_text("#pragma once\nconst int own = 1;\n")
+    source = tmp_path / "new-forward.h"
+    # Only for C++14 is the header in front of the file precompiled.
+    source.write_text('#include "string.h"\n#if __cplusplus < 201703L\n#error C++17\n#else\nint one = own;\n#endif\n')
+    with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
+        build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
+    assert ended.value.reason.startswith("it has no forward(y, x, w)")
