@@ -47,6 +47,7 @@ _LACKS: tuple[tuple[str, ...], ...] = (
     (r"\btex[123]D\w*\s*\(|cudaBindTexture", "texture", "it uses texture<> references, which CUDA 12 dropped"),
     (r"\bx\b", r'class "__half" has no member "x"', "it uses the member x of half, which CUDA 9 dropped"),
     (_DROPPED, "{}", "it uses {}, which today's CUDA no longer has"),
+    (r"\b(cudaDeviceSynchronize)\b", r'__host__ function\("{}', "a kernel calls {}, which CUDA 12 dropped"),
     (_MXNETS, r"error: .*[\"'](?:\w+::)*{}[\"']", "it uses {} of MXNet, which the harness's replacements lack"),
     (r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b", "torch", "it is written for PyTorch, not for MXNet"),
     (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),

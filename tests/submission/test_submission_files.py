@@ -261,3 +261,10 @@ def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) ->
     with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
         build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
     assert ended.value.reason.startswith("it has no forward(y, x, w)")
+
+
+def test_a_kernel_that_waits_for_its_own_kernels_is_not_supported() -> None:
+    code = "__global__ void parent() { child<<<1, 1>>>(); cudaDeviceSynchronize(); }"
+    said = 'a.cuh(6): error: calling a __host__ function("cudaDeviceSynchronize") from a __global__ function("parent")'
+    assert build.not_supported(code, said) == "a kernel calls cudaDeviceSynchronize, which CUDA 12 dropped"
+    assert build.not_supported(code, "a.cuh(6): error: identifier cudaDeviceSynchronise is undefined") is None
