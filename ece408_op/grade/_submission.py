@@ -52,6 +52,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
             raise SpecError(f"{path}: expected a file or a folder, found nothing")
         if isfile(path) and path.suffix.lower() in _ARCHIVES:
             raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
+        if isfile(path) and not _may_be_one(path):
+            raise SpecError(f"{path}: expected a folder or a file of {', '.join(SUFFIXES)}, got another file")
         here, over = ([_of_file(path, context)], []) if isfile(path) else _within(path, context, gpu_here)
         if not here:
             why = "".join(f"; {one}: {reason}" for one, reason in over[:5])
@@ -93,9 +95,13 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
             over.append((child, _PACKED))
         elif suffix in (SUFFIXES_OF[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
-        elif suffix in SUFFIXES or "forward" in child.name.lower():
+        elif _may_be_one(child):
             over.append((child, "not taken for a submission; if it is one, give its own path"))
     return found, over
+
+
+def _may_be_one(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or "forward" in path.name.lower()
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -141,6 +141,13 @@ def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
         _submission.find([tmp_path / "d.zip"], None, lambda: False)
 
 
+def test_a_file_that_is_no_submission_is_not_compiled(tmp_path: Path) -> None:
+    touch(tmp_path, "roster.csv", "new-forward.txt")
+    with pytest.raises(SpecError, match=r"roster\.csv: expected a folder or a file of \.h, .*, \.py, got another file"):
+        _submission.find([tmp_path / "roster.csv"], None, lambda: False)
+    assert len(_submission.find([tmp_path / "new-forward.txt"], None, lambda: False)[0]) == 1
+
+
 def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
     touch(tmp_path, "top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
