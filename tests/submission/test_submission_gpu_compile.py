@@ -12,9 +12,9 @@ from ece408_op.submission import EndedError, build
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 #: One of each style that a header or an option of the harness is for.
-NAMES = ("headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics")
+NAMES = ("cub", "headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics", "thrust")
 #: What takes the compiler seconds.
-SLOW = ("headers_of_old", "names_of_its_own", "old_intrinsics")
+SLOW = ("cub", "headers_of_old", "names_of_its_own", "old_intrinsics", "thrust")
 GONE = ("launched_by_calls", "surface", "texture")
 FILES = [Path(__file__).parents[1] / "submissions" / "gpu" / f"{name}.cuh" for name in (*NAMES, *GONE)]
 

@@ -14,7 +14,7 @@ __global__ void forward_kernel(float *y, const float *x, const float *k, const i
     for (int t = warp; t < H_out * W_out; t += 8) {
         int h = t / W_out, w = t % W_out; float acc = 0;
         for (int n = lane; n < C * K * K; n += 32) { int c = n / (K * K), p = n / K % K, q = n % K; acc += x[((size_t)(b * C + c) * H + h + p) * W + w + q] * k[(size_t)m * C * K * K + n]; }
-        acc = WarpReduce(temp[warp]).Sum(acc); if (lane == 0) y[((size_t)b * M + m) * H_out * W_out + t] = acc;
+        acc = WarpReduce(temp[warp]).Reduce(acc, cub::Sum()); if (lane == 0) y[((size_t)b * M + m) * H_out * W_out + t] = acc;
     }
 }
 template <>

@@ -60,6 +60,21 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream) {
   return cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
 }
 
+// What Thrust and CUB have lost.
+namespace thrust {
+template <typename A, typename R> struct unary_function { typedef A argument_type; typedef R result_type; };
+template <typename A, typename B, typename R> struct binary_function {
+  typedef A first_argument_type;
+  typedef B second_argument_type;
+  typedef R result_type;
+};
+}  // namespace thrust
+namespace cub {
+struct Sum { template <typename T> __host__ __device__ T operator()(T a, T b) const { return a + b; } };
+struct Max { template <typename T> __host__ __device__ T operator()(T a, T b) const { return a < b ? b : a; } };
+struct Min { template <typename T> __host__ __device__ T operator()(T a, T b) const { return b < a ? b : a; } };
+}  // namespace cub
+
 // Since Volta a shuffle or a vote names its lanes; before, it meant the whole warp. Functions where
 // they can be: NVIDIA's own library has classes called __any and __all.
 #define ECE408_GRADE_WARP_ 0xffffffffu
