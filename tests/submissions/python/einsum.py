@@ -1,4 +1,4 @@
-"""expected: passed. A kernel in NumPy."""
+"""expected: passed. A kernel in NumPy, which has two names."""
 
 import sys
 
@@ -15,4 +15,4 @@ def run(problem, x, w, out, threads):
     out[...] = np.einsum("bcijpq,mcpq->bmij", windows, w, optimize=True)
 
 
-KERNEL = CpuKernel("einsum", "NumPy's einsum over windows", run)
+mine = also_mine = CpuKernel("einsum", "NumPy's einsum over windows", run)
