@@ -153,7 +153,7 @@ void fence() {
 }
 void may_receive() { receives = true; }
 void may_pass_on() {
-    for (; kept_part <= fenced_part; kept_part++) passed_on[kept_part - launch_part] = true;
+    for (; racing && kept_part <= fenced_part; kept_part++) passed_on[kept_part - launch_part] = true;
 }
 
 void check_overwrites() {
