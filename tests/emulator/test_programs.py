@@ -153,6 +153,27 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
     np.testing.assert_allclose(found.y, Y, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"__syncwarp(); wmma::load": "wmma::load", "row_major); __syncwarp();": "row_major);"},
+            {("race", 22, 27), ("race", 29, 30), ("uninitialised", 27, 0), ("uninitialised", 30, 0)},
+        ),
+        ({"wmma::mma_sync(": "if (threadIdx.x < 16) wmma::mma_sync("}, {("barrier", 27, 0), ("undefined", 27, 0)}),
+    ],
+    ids=["no barrier around fragments", "half a warp's product"],
+)
+def test_misuse_of_fragments_is_found(
+    changes: dict[str, str], expected: set[tuple[str, int, int]], programs: Path
+) -> None:
+    source = (SUBMISSIONS / "wmma.cuh").read_text()
+    for before, after in changes.items():
+        assert source.count(before) == 1
+        source = source.replace(before, after)
+    assert {(one.kind, one.line, one.other_line) for one in report(source, programs).findings} >= expected
+
+
 def test_a_compiler_that_takes_too_long_ends_with_its_processes() -> None:
     word = f"1{os.getpid()}.5"
     with pytest.raises(emulator.CompileError, match="longer than 1 s"):

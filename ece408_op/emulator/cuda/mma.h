@@ -19,7 +19,8 @@ struct ece408_shape<matrix_a, M, N, K> { static constexpr int rows = M, columns 
 template <int M, int N, int K>
 struct ece408_shape<matrix_b, M, N, K> { static constexpr int rows = K, columns = N; };
 
-// A lane has every 32nd element of the matrix. NVIDIA leaves open which lane has which.
+// A lane has every 32nd element of the matrix, from the last lane to the first: NVIDIA leaves open which lane has which, and
+// with the order of the lanes, each would read what it has mostly written itself, so that no race was found.
 template <typename Use, int M, int N, int K, typename T, typename Layout = void>
 struct fragment {
     static_assert(K == 16 && M * N == 256 && M >= 8 && N >= 8, "the emulator lacks wmma of other sizes than 16 x 16 x 16, "
@@ -36,7 +37,7 @@ inline void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, V value) {
     for (T &each : f.x) each = T(value);
 }
 
-inline int ece408_element(int i) { return 32 * i + emulator::lane_number(); }
+inline int ece408_element(int i) { return 32 * i + 31 - emulator::lane_number(); }
 
 template <typename Use, int M, int N, int K, typename T, typename Layout>
 inline void ece408_load(fragment<Use, M, N, K, T, Layout> &f, const T *from, unsigned stride, bool by_rows) {
@@ -60,27 +61,28 @@ inline void store_matrix_sync(T *to, const fragment<accumulator, M, N, K, T> &f,
         const int e = ece408_element(i), row = e / f.columns, column = e % f.columns;
         to[layout == mem_row_major ? row * stride + column : column * stride + row] = f.x[i];
     }
-    __syncwarp();
 }
 
 // Lanes read the others' fragments through pointers that they exchange.
 template <typename D, typename A, typename B, typename C>
-ECE408_PLAIN inline void mma_sync(D &d, const A &a, const B &b, const C &c) {
+ECE408_PLAIN __attribute__((noinline)) void mma_sync(D &d, const A &a, const B &b, const C &c) {
     unsigned long long as[32], bs[32];
-    emulator::gather(~0u, reinterpret_cast<unsigned long long>(a.x), as);
-    emulator::gather(~0u, reinterpret_cast<unsigned long long>(b.x), bs);
+    const void *const code = __builtin_return_address(0);
+    if (emulator::gather(~0u, reinterpret_cast<unsigned long long>(a.x), as, code) != ~0u)
+        return emulator::report("undefined", "mma_sync without all 32 lanes of the warp", code);
+    emulator::gather(~0u, reinterpret_cast<unsigned long long>(b.x), bs, code);
     D result;
     for (int i = 0; i < d.num_elements; i++) {
         const int e = ece408_element(i), row = e / d.columns, column = e % d.columns;
         double sum = double(float(c.x[i]));
         for (int k = 0; k < a.columns; k++) {
             const int in_a = row * a.columns + k, in_b = k * b.columns + column;
-            sum += double(float(reinterpret_cast<decltype(&a.x[0])>(as[in_a % 32])[in_a / 32])) *
-                   double(float(reinterpret_cast<decltype(&b.x[0])>(bs[in_b % 32])[in_b / 32]));
+            sum += double(float(reinterpret_cast<decltype(&a.x[0])>(as[31 - in_a % 32])[in_a / 32])) *
+                   double(float(reinterpret_cast<decltype(&b.x[0])>(bs[31 - in_b % 32])[in_b / 32]));
         }
         result.x[i] = std::remove_reference_t<decltype(result.x[0])>(float(sum));
     }
-    emulator::gather(~0u, 0, as);
+    emulator::gather(~0u, 0, as, code);
     d = result;
 }
 

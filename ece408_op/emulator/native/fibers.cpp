@@ -36,7 +36,8 @@ void *scheduler_stack;
 Grid running;
 Barrier block_barrier, named_barriers[16], group_barriers[8];
 WarpBarrier warp_barriers[32][32];  // by warp
-unsigned ended_lanes[32], waited_at[32];  // waited_at: those of a warp's barriers where lanes wait
+// By warp: the barriers where lanes wait, and the lanes that exchange values.
+unsigned ended_lanes[32], waited_at[32], giving[32];
 bool progress;
 unsigned long long registers[32][32];
 
@@ -195,7 +196,7 @@ void run_block() {
     for (auto [barriers, n] : {std::pair(&block_barrier, 1), {named_barriers, 16}, {group_barriers, 8}})
         std::fill_n(barriers, n, Barrier{});
     std::fill_n(warp_barriers[0], 32 * 32, WarpBarrier{});
-    std::fill_n(ended_lanes, 32, 0), std::fill_n(waited_at, 32, 0);
+    std::fill_n(ended_lanes, 32, 0), std::fill_n(waited_at, 32, 0), std::fill_n(giving, 32, 0);
     clear_shared(running.shared_bytes);
     if (racing) begin_races(thread_count);
     forget_copies();
@@ -244,10 +245,14 @@ unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&al
     if (!code) code = __builtin_return_address(0);
     const int warp = current / 32;
     registers[warp][current % 32] = value;
+    giving[warp] |= 1u << current % 32;
     warp_barrier(mask, code);
     std::memcpy(all, registers[warp], sizeof all);
-    const unsigned participants = mask & lanes_of_warp() & ~ended_lanes[warp];
+    const unsigned there = mask & lanes_of_warp() & ~ended_lanes[warp], participants = there & giving[warp];
+    if (participants != there)
+        report("barrier", "lanes of one warp exchange values while others wait at a __syncwarp()", code);
     warp_barrier(mask, code);
+    giving[warp] &= ~(1u << current % 32);
     return participants;
 }
 
