@@ -89,12 +89,12 @@ def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
 
     Raises Ece408Error if the network's first output is not (N, classes).
     """
-    scores = bound(network, images.shape, context)(mx.nd.array(images, ctx=context))
+    scores = bound(network, images.shape, context)(mx.nd.array(images, ctx=context)).asnumpy()
     if scores.ndim != 2:
         raise Ece408Error(
             f"expected scores (images, classes) as the network's first output, got {scores.shape}; add a Flatten"
         )
-    return scores.asnumpy().argmax(axis=1)
+    return scores.argmax(axis=1)
 
 
 def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
