@@ -22,6 +22,9 @@ Shape = tuple[int, ...]
 #: The largest image, in rows, that `info` tries.
 LARGEST = 1024
 
+#: Rows, and columns, of Fashion-MNIST's images, which need no resizing.
+_OWN_SIDE = 28
+
 _DIMENSIONS = 4
 
 
@@ -48,14 +51,15 @@ def info(network: str | Network) -> NetworkInfo:
     """Return the shapes of a network.
 
     The image has the shape in the data node's `__shape__`, (batch, channels, rows, columns). Without that attribute it
-    is the smallest square that fits symbol and weights, with the channels of the first convolution.
+    is Fashion-MNIST's, 28 x 28, if that fits symbol and weights, or else the smallest square that does, with the
+    channels of the first convolution.
 
     Raises GraphError, which names file and node, if a file is missing or broken, or if symbol and weights don't fit.
     """
     if isinstance(network, str):
         network = find(network)
     shapes = _Shapes(network, with_convolutions(read_graph(network.symbol), str(network.symbol)))
-    image = shapes.stated_image() or shapes.smallest_square()
+    image = shapes.stated_image() or shapes.square()
     return NetworkInfo(network, image, shapes.convolutions(image))
 
 
@@ -114,9 +118,10 @@ class _Shapes:
             raise GraphError(f"{where}, {misfit[-1]}")
         return image
 
-    def smallest_square(self) -> tuple[int, int, int]:
+    def square(self) -> tuple[int, int, int]:
+        """Return the image that `info` takes without a stated one."""
         channels, nearest = self._channels(), (-1, 0, "")
-        for side in range(1, LARGEST + 1):
+        for side in (_OWN_SIDE, *range(1, LARGEST + 1)):  # behind global pooling, one pixel would fit too
             misfit = self.misfit((channels, side, side))
             if misfit is None:
                 return (channels, side, side)

@@ -150,6 +150,16 @@ def test_another_network_is_found_and_its_size_inferred(folder):
     assert found.convolutions[1] == models.ConvLayer("new1", (1, 7, 19, 19), (5, 7, 3, 3), (1, 5, 17, 17))
 
 
+def test_a_network_for_images_of_every_size_gets_the_data_sets(folder):
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2, no_bias=True, name="conv")
+    x = mx.sym.Pooling(x, global_pool=True, kernel=(1, 1))
+    x = mx.sym.FullyConnected(x, num_hidden=10, no_bias=True, name="fc")
+    x.save(str(folder / "any-symbol.json"))
+    arrays = {"arg:conv_weight": np.zeros((2, 1, 3, 3), np.float32), "arg:fc_weight": np.zeros((10, 2), np.float32)}
+    (folder / "any-0000.params").write_bytes(params_io.write(arrays, "any"))
+    assert models.info("any").image == (1, 28, 28)
+
+
 @pytest.mark.parametrize(
     ("stated", "rows", "columns"),
     [
