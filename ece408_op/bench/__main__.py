@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK, print_lines, whole_number
-from ece408_op.core import roofline
+from ece408_op.core import roofline, tuning
 from ece408_op.core.roofline import Ceilings
-from ece408_op.data.atomic import output_file, output_folder
+from ece408_op.data.atomic import folder_problem, output_file, output_folder
 from ece408_op.errors import DataError, DeviceError, Ece408Error, GraphError, MXNetImportError
 from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
@@ -35,7 +35,7 @@ file is rewritten after each layer or network; after Ctrl-C, the same command wi
 
 _EXITS = "exit codes: 0 done, 1 failed or an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
 
-_MOST_THREADS = 1024
+_MOST_THREADS, _MOST_LAYERS = 1024, 10_000
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,9 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
     for name in ("random", "images") if options.again else ():
         if getattr(options, name):
             raise ValueError(f"--again: expected no --{name}, since the layers are the tuning table's")
+    problem = folder_problem(tuning.TABLE) if options.record else None
+    if problem:  # not at the end of a sweep of hours
+        raise Ece408Error(f"--record: the tuning table: {problem}")
     given = options.images or _layer_names.IMAGES, options.random or 0, options.seed
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
     impls = layers.known_impls(options.impl, "gpu")
@@ -147,6 +150,8 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
 
 
 def _networks_plan(options: argparse.Namespace) -> _Plan:
+    if options.gpus > 1 and not options.training:
+        raise ValueError("--gpus: expected --training; --context gpu times inference on all GPUs by itself")
     mx, own = mxnet_import.load(), files.list_names()
     chosen = options.network or _networks.SETS[options.set]
     for name in chosen:
@@ -257,8 +262,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     text = "names, or sizes CxHxWxMxK such as 3x32x32x16x5 or 96x35x35x96x3s2p1, in place of --set"
     option("layers", "--layer", text, **several)
     option("networks", "--network", "of models/, or of Gluon's such as resnet50_v1, in place of --set", **several)
-    option("layers", "--random", "N random layers instead", **number)
-    option("sweep", "--random", "N random layers as well", **number)
+    few_layers: Any = {**number, "type": whole_number(1, _MOST_LAYERS)}
+    option("layers", "--random", "N random layers instead", **few_layers)
+    option("sweep", "--random", "N random layers as well", **few_layers)
     text = f"images of each case; random layers have as many at most (default: {_layer_names.IMAGES})"
     option("layers networks sweep", "--images", text, **number)
     option("transfers", "--images", text, **number, default=_layer_names.IMAGES)

@@ -7,6 +7,7 @@ compiles and faults the memory in.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from ast import literal_eval
@@ -87,9 +88,19 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
         if gpus > 1:
             several = inference.on_gpu(built_in, AUTO, device_ids=range(gpus))
             add(f"gpu_network {AUTO}, {gpus} GPUs", AUTO, {FORWARD: _executed(several, pixels)})
+        free_gpu()
         for contestant, calls in _pytorch(built_in, pixels):
             add(contestant, "", calls)
     return Case(name, len(pixels), tuple(rows))
+
+
+def free_gpu() -> None:
+    """Give the GPU memory of the contestants before to the next one, also if it is PyTorch."""
+    from ece408_op.network import engine
+
+    gc.collect()
+    engine.clear()
+    cuda.cupy().get_default_memory_pool().free_all_blocks()
 
 
 def _rows(

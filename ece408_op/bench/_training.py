@@ -6,7 +6,6 @@ ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -40,8 +39,6 @@ def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> C
     gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
     contestant's, unless the network has dropout, whose losses are random.
     """
-    from ece408_op.network import engine
-
     network, pixels, labels = _networks.given(name, images, seed)
     if name in files.list_names():  # up to the scores before softmax
         network = replace(network, symbol=network.symbol.get_children()[0])
@@ -56,11 +53,8 @@ def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> C
         seconds = () if wrong else timer.measure(step, timer.cpu_clock, repeats=repeats).seconds
         status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
         rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))
-        # The next contestant gets this one's memory, also if it is PyTorch.
         del step
-        gc.collect()
-        engine.clear()
-        cuda.cupy().get_default_memory_pool().free_all_blocks()
+        _networks.free_gpu()
     return Case(name, len(pixels), tuple(rows))
 
 

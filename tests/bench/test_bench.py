@@ -227,12 +227,26 @@ def test_the_tuning_tables_own_layers_can_be_timed_again(monkeypatch):
         _sweep.recorded()
 
 
-@pytest.mark.parametrize("words", [["--random", "3"], ["--images", "10000"]])
-def test_options_of_other_layers_are_refused_with_the_tables_own(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("sweep --again --random 3", "--again: expected no --random"),
+        ("sweep --again --images 10000", "--again: expected no --images"),
+        ("networks --gpus 2", "--gpus: expected --training"),
+        ("layers --random 100000000", "--random: expected a whole number from 1 to 10000"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["sweep", "--again", *words])
+        main(words.split())
     assert stop.value.code == 2
-    assert f"--again: expected no {words[0]}" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_a_tuning_table_that_cannot_be_written_is_refused_before_the_sweep(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tuning, "TABLE", tmp_path / "missing" / "tuning.json")
+    assert main(["sweep", "--record"]) == 1
+    assert capsys.readouterr().err.startswith("ece408-bench: --record: the tuning table: expected a file in a folder")
 
 
 def test_one_image_and_a_first_call(mxnet, tmp_path, capsys, monkeypatch):
