@@ -39,6 +39,7 @@ _GRACE = 0.7
 
 def run(name: str) -> int:
     """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
+    _open_closed_streams()
     milestone = COMMANDS[name] == "milestones.cli"
     program = f"{name}.py" if milestone else f"ece408-{name}"
 
@@ -96,6 +97,7 @@ def guard(program: str, work: Callable[[], int]) -> int:
     Ctrl-C prints one line with the program's name and gives exit code 130. Python cannot interrupt a computation of
     MXNet or of a kernel, nor MXNet's wait for it at exit. A thread therefore ends the process after _GRACE seconds.
     """
+    _open_closed_streams()
     with _exit_on_interrupt(program):
         print_once = _watch_interrupts(program)
     try:
@@ -110,6 +112,13 @@ def guard(program: str, work: Callable[[], int]) -> int:
         # From here on the watching thread alone reacts: Python would print an exception raised at exit and ignore it.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+def _open_closed_streams() -> None:
+    """Send stdout and stderr to /dev/null where the shell closed them, as by ``>&-``: Python has None there."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 @contextmanager

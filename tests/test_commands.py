@@ -272,6 +272,15 @@ def test_lines_for_a_reader_that_has_ended_are_no_error() -> None:
         assert (b"Error" in process.stderr.read(), process.wait()) == (False, 0)
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    code = "import sys; from ece408_op.commands import guard, print_lines; guard('x', lambda: print_lines('ab'));"
+    code += "sys.stderr.write('e'); sys.stdout.write('o')"
+    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, *(("", "e") if closed == "1>&-" else ("a\nb\no", "")))
+
+
 def test_lines_beyond_an_encoding_are_escaped() -> None:
     code = "from ece408_op.commands import print_lines; print_lines(['\\u540d'])"
     assert output_of("-c", code, PYTHONIOENCODING="ascii") == "\\u540d\n"
