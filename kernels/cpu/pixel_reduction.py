@@ -81,20 +81,22 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     )
 
 
-@cache
-def _order(plan: Plan) -> np.ndarray:
-    """Return the number of each weight's sum among those of the tiles, shape (M, C / G * K * L)."""
-    filters, taps = plan.layer.filters // plan.layer.groups, plan.layer.products
-    order, number, first = np.empty((filters, taps), np.int64), 0, 0
-    for f in (size for size, many in plan.blocks for _ in range(many)):
-        start = 0
-        for t in (size for size, many in plan.tiles for _ in range(many)):
-            tile = number * plan.tile_sums + np.arange(f * t).reshape(f, t)
-            order[first : first + f, start : start + t] = tile
-            number, start = number + 1, start + t
-        first += f
-    groups = np.arange(plan.layer.groups)[:, None, None] * number * plan.tile_sums
-    return (groups + order).reshape(-1, taps)
+def _copy_sums(plan: Plan, sums: np.ndarray, out: np.ndarray) -> None:
+    """Copy the sums of all tiles, (plan.sums,), to the weights, (M, C / G, K, L)."""
+    groups = plan.layer.groups
+    block_count, tile_count = (sum(many for _, many in pieces) for pieces in (plan.blocks, plan.tiles))
+    tiled = sums.reshape(groups, block_count, tile_count, plan.tile_sums)
+    weights = out.reshape(groups, -1, plan.layer.products)
+    block = row = 0
+    for f, blocks in plan.blocks:
+        tile = column = 0
+        for t, tiles in plan.tiles:
+            some = tiled[:, block : block + blocks, tile : tile + tiles, : f * t]
+            whole = some.reshape(groups, blocks, tiles, f, t).transpose(0, 1, 3, 2, 4)
+            target = weights[:, row : row + blocks * f, column : column + tiles * t]
+            target[...] = whole.reshape(target.shape)
+            tile, column = tile + tiles, column + tiles * t
+        block, row = block + blocks, row + blocks * f
 
 
 def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
@@ -189,7 +191,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     parallel_for(work, parts, threads)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are no error
         total = sums.sum(axis=0) if parts > 1 else sums[0]
-        out.reshape(-1)[...] = total[_order(plan).reshape(-1)]
+        _copy_sums(plan, total, out)
 
 
 def limits(problem: ConvProblem) -> list[str]:

@@ -4,10 +4,12 @@
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import pkgutil
 import signal
+import tracemalloc
 from importlib import import_module
 
 import numpy as np
@@ -278,6 +280,24 @@ def test_no_byte_outside_the_arrays_is_touched(kernel, result, level, monkeypatc
                     os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@each_case
+def test_a_call_keeps_nothing_of_the_size_of_an_operand(kernel, result):
+    for problem in taken(kernel, result, SHORT):
+        a, b = arrays(problem)
+        out = np.empty(problem.shapes[2], np.float32)
+        kernel.prepare(problem, out)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            kernel.run(problem, a, b, out, 1)
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # A first call also makes some objects of Python.
+        assert kept < max(1 << 14, min(a.nbytes, b.nbytes, out.nbytes)), problem
 
 
 def test_a_layers_functions_are_kept_as_long_as_compiled_once_keeps_them():
