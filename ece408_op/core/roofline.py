@@ -25,7 +25,7 @@ _LANES_ELSEWHERE = 128
 
 #: Operations of a multiprocessor's tensor cores per cycle: dense fp16 products, float32 sums (NVIDIA's architecture
 #: white papers). A chip of a newer kind counts as the fastest known one.
-_TENSOR_FLOPS = {(7, 0): 1024, (7, 2): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 7): 1024, (8, 9): 1024,
+_TENSOR_FLOPS = {(7, 0): 1024, (7, 2): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 7): 2048, (8, 9): 1024,
                  (9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 1024, (12, 1): 1024}  # fmt: skip
 _TENSOR_FLOPS_ELSEWHERE = 8192
 
