@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Protocol, Union
 
 from ece408_op.errors import ProblemError, UnsupportedError
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Plan, Planner
 
@@ -249,6 +249,8 @@ Kernel = Union[CpuKernel, CudaKernel]
 
 @lru_cache(maxsize=256)
 def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
+    if aligned < ITEM_BYTES:
+        raise ProblemError(f"{kernel.name}: expected arrays at multiples of {ITEM_BYTES} bytes, got of {aligned}")
     chip = cuda.chip(device)
     with cuda.on(device):  # a library plans for the current GPU
         reasons = kernel.not_supported_reasons(problem, chip)

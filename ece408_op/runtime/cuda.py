@@ -391,7 +391,7 @@ class reported:  # noqa: N801 - used as a function
 
 
 def alignment(*pointers: int) -> int:
-    """Return the largest of 16, 8 and 4 that divides all pointers."""
+    """Return the largest of 16, 8, 4, 2 and 1 that divides all pointers."""
     joined = 16
     for pointer in pointers:
         joined |= pointer

@@ -170,3 +170,8 @@ def test_alignment_is_what_all_pointers_share():
     assert cuda.alignment(256, 4096, 1024) == 16
     assert cuda.alignment(256, 4104) == 8
     assert cuda.alignment(256, 4100, 1024) == 4
+
+
+def test_arrays_that_lie_between_two_floats_are_refused():
+    with pytest.raises(ProblemError, match="^naive: expected arrays at multiples of 4 bytes, got of 2$"):
+        NAIVE.program(SMALL, 0, 4096, 4098, 8192)
