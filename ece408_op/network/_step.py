@@ -71,10 +71,11 @@ def step(
             # On return, the computation has ended too: memory that is free then may be the next step's, whose copies
             # run on other streams.
             device.run([*left, small], [*targets, small_out], [*out_pinned, True], meanwhile)
-        except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+        except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
             gpu.wait()
             raise RetryError(
-                f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
+                f"the GPU's memory: expected room for a training step, got {error.__cause__ or error}; use a smaller "
+                "batch"
             ) from error
         except BaseException:
             gpu.wait()

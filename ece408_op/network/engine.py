@@ -171,7 +171,7 @@ class Engine:
         while key not in self.batches:
             try:
                 self.batches[key] = self._made(images, data)
-            except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+            except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
                 # Other networks on this GPU wait for its lock: their memory can be freed.
                 others = [one for one in engines() if one.gpu is self.gpu and one.batches]
                 for one in others:
@@ -182,7 +182,7 @@ class Engine:
                 if images == 1 or not divides:
                     raise DeviceError(
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
-                        f"network, got {error}; end other programs on the GPU, or use smaller images"
+                        f"network, got {error.__cause__ or error}; end other programs on the GPU, or use smaller images"
                     ) from error
                 images = ceil_div(images, 2)
         return self.batches[key]

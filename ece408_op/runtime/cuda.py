@@ -365,6 +365,10 @@ def _fork(main: Any, count: int) -> list[Any]:
     return streams
 
 
+class NoRoomError(DeviceError):
+    """The GPU has no memory for what a kernel needs besides its arrays."""
+
+
 class reported:  # noqa: N801 - used as a function
     """A context manager that turns CUDA's and the compiler's errors into a DeviceError that names the kernel."""
 
@@ -381,7 +385,7 @@ class reported:  # noqa: N801 - used as a function
         if isinstance(error, cuda.compiler.CompileException):
             raise DeviceError(f"{name}: expected the source to compile, got {error}") from error
         if isinstance(error, cuda.memory.OutOfMemoryError):
-            raise DeviceError(
+            raise NoRoomError(
                 f"{name}: expected room for its scratch memory, got {error}; use a smaller batch"
             ) from error
         if isinstance(error, (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)):

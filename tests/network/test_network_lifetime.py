@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from contextlib import nullcontext
 
 import network_fake
 import numpy as np
@@ -12,6 +13,7 @@ from network_case import mx, ndarrays, values
 import ece408_op
 from ece408_op.errors import DeviceError
 from ece408_op.network import engine
+from ece408_op.runtime import cuda
 
 S = mx.sym
 
@@ -81,7 +83,8 @@ def test_a_call_that_has_failed(monkeypatch):
     wait_until_gone(found)
 
 
-def test_networks_that_are_bound_share_an_engine_however_many_there_are(monkeypatch):
+@pytest.mark.parametrize("inside", [nullcontext(), cuda.reported("a kernel")], ids=["array", "scratch"])
+def test_networks_that_are_bound_share_an_engine_however_many_there_are(inside, monkeypatch):
     executors = [bound(filters=filters) for filters in range(1, 7)]
     for executor in executors:
         compute(executor)
@@ -90,11 +93,12 @@ def test_networks_that_are_bound_share_an_engine_however_many_there_are(monkeypa
     assert np.isfinite(compute(again)).all()
     assert engine.engines()[-6:] == [*found[1:], found[0]]
     # Where memory runs out, that of all others is free for the same number of images.
-    batch, memory = engine.Batch, network_fake.OutOfMemoryError
+    batch = engine.Batch
 
     def made(*given):
         if any(one.batches for one in found):
-            raise memory("no room")
+            with inside:
+                raise network_fake.OutOfMemoryError("no room")
         return batch(*given)
 
     monkeypatch.setattr(engine, "Batch", made)

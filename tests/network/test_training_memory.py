@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,8 @@ from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
 pytestmark = [pytest.mark.usefixtures("way"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
+#: Where an array has no room that no kernel asks for.
+NO_KERNEL = nullcontext()
 
 
 def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
@@ -54,7 +57,7 @@ def trained_once():
     return executor
 
 
-def note_arrays(monkeypatch, no_room_for=()):
+def note_arrays(monkeypatch, no_room_for=(), inside=NO_KERNEL):
     """Return a list of references to the arrays that are made from now on; those of some numbers have no room."""
     arrays, empty = [], cuda.cupy().empty
 
@@ -62,7 +65,8 @@ def note_arrays(monkeypatch, no_room_for=()):
         array = empty(shape, dtype)
         arrays.append(weakref.ref(array))
         if len(arrays) in no_room_for:
-            raise OutOfMemoryError("no room")
+            with inside:
+                raise OutOfMemoryError("no room")
         return array
 
     monkeypatch.setattr(cuda.cupy(), "empty", noted)
@@ -111,16 +115,17 @@ def test_a_step_of_gluon_is_free_without_a_garbage_collection(mode, monkeypatch)
         gc.enable()
 
 
-@pytest.mark.parametrize("fails", ["backward", "capture"])
+@pytest.mark.parametrize("fails", ["backward", "scratch", "capture"])
 def test_a_step_without_room_is_gone_before_the_memory_is_freed(fails, monkeypatch):
-    """Whether an array had no room, or the graph that has captured all."""
+    """Whether an array had no room, a kernel's scratch memory, or the graph that has captured all."""
     executor, left = trained_once(), []
     if fails == "capture":
         executor.backward()
         mx.nd.waitall()
         executor.forward(is_train=True)  # the graphs' inputs stay
         mx.nd.waitall()
-    arrays = note_arrays(monkeypatch, no_room_for=[3] if fails == "backward" else [])
+    inside = cuda.reported("a kernel") if fails == "scratch" else NO_KERNEL
+    arrays = note_arrays(monkeypatch, [] if fails == "capture" else [3], inside)
 
     def captured(call, stream):
         call()
