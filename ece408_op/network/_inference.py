@@ -65,7 +65,7 @@ def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | 
             with sharing(len(numbers)):
                 work(part)
         except DeviceError as error:
-            raise DeviceError(f"GPU {numbers[part]}: {error}") from error
+            raise type(error)(f"GPU {numbers[part]}: {error}") from error
 
     parallel_for(named, len(numbers), threads or len(numbers))
 
@@ -92,6 +92,19 @@ class Inference:
         that takes as long as these copies. pinned: whether each array of data is. Raises ProblemError as ``shares``,
         and DeviceError, which names the GPU, if one fails or has no memory for one image.
         """
+        with suppress(cuda.NoRoomError):
+            return self._run(data, parameters, outputs, pinned, meanwhile)
+        # What computed the images is gone with the error, and is made again for as many as there is room for.
+        return self._run(data, parameters, outputs, pinned, meanwhile)
+
+    def _run(
+        self,
+        data: Sequence[np.ndarray],
+        parameters: Callable[[], Sequence[int]],
+        outputs: Callable[[], Sequence[np.ndarray]],
+        pinned: Sequence[bool],
+        meanwhile: Sequence[Callable[[], None]],
+    ) -> None:
         found = shares(self._engines[0], data, len(self._engines))
         numbers = [self._numbers[gpu] for gpu, _ in found]
         parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], pinned) for gpu, mine in found]
@@ -112,6 +125,8 @@ class Inference:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):
                         part.gpu.wait()
+                    # Times of the call would count as the next one's.
+                    part.engine.batches.clear()
                 raise
             for part in parts:
                 op_times.record(part.chunked.op_times(part.images))

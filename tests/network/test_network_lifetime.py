@@ -121,3 +121,40 @@ def test_blocks_of_gluon_find_their_engines_however_many_there_are():
             found.append(weakref.ref(engine.engines()[-1]))
     assert [one() for one in found[:6]] == engine.engines()[-6:]
     assert found[:6] == found[6:]
+
+
+def test_where_a_call_has_no_room_for_its_intermediate_arrays_it_computes_fewer_images(monkeypatch):
+    executor = bound(40, axes=(0, 2, 3, 1))
+    expected, run = compute(executor), engine.Batch.run
+    ece408_op.clear_op_times()
+
+    def tried(batch, *given, **options):
+        found = run(batch, *given, **options)
+        if batch.images > 10:
+            raise network_fake.OutOfMemoryError("no room")
+        return found
+
+    monkeypatch.setattr(engine.Batch, "run", tried)
+    assert (compute(executor) == expected).all()
+    *_, (_, (made, *_)) = engine.engines()[-1].batches.values()
+    assert made.images == 10
+    (record,) = ece408_op.op_times()
+    assert record.seconds == 4 * 0.001
+
+
+def test_a_call_that_has_failed_takes_no_time(monkeypatch):
+    executor, run = bound(), engine.Batch.run
+    compute(executor)
+    ece408_op.clear_op_times()
+
+    def failing(*given, **options):
+        run(*given, **options)
+        raise network_fake.Error("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Batch, "run", failing)
+        with pytest.raises(DeviceError, match="stopped"):
+            compute(executor)
+    compute(executor)
+    (record,) = ece408_op.op_times()
+    assert record.seconds == 0.001
