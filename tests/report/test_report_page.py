@@ -147,7 +147,7 @@ def test_without_results_there_are_no_figures_and_every_command_is_listed_with_i
     assert page.captions == []
     assert page.sections["Each CPU kernel"] == "Left out: no run gave a figure for it."
     (command,) = [one for one in commands if one.name == "m1-ece408-high-100-gpu"]
-    write(tmp_path, command, {"status": CANNOT, "reason": "no\nGPU here", "result": None})
+    write(tmp_path, command, {"status": CANNOT, "reason": "no\nGPU here", "result": None, "printed": ""})
     listed = {reason: lines for reason, _, lines in opened(tmp_path).rows["What was not run"]}
     assert listed["no GPU here"] == "python -m ece408_op m1 ece408-high 100 --context gpu"
 

@@ -120,12 +120,26 @@ def test_results_of_another_machine_are_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["", "[]", "{", '{"version": 1, "status": "done"}', '{"version": 4, "status": "odd"}']
+    "words",
+    [
+        "",
+        "[]",
+        '{"version": 1, "status": "done"}',
+        '{"version": 4, "status": "odd"}',
+        '{"version": 4, "status": "done"}',
+    ],
 )
 def test_a_broken_result_is_named(tmp_path, words) -> None:
     (tmp_path / "a.json").write_text(words)
     with pytest.raises(DataError, match=r"a\.json.*remove the file"):
         _runs.read(tmp_path, "a")
+
+
+def test_results_of_an_older_benchmark_are_named(tmp_path) -> None:
+    old = {"status": "done", "reason": "", "result": {"version": 0}, "printed": ""}
+    _runs.write(tmp_path, Command("layers-cpu-x", ()), old)
+    with pytest.raises(DataError, match=r"layers-cpu-x\.json: .*version 0.*; remove the file"):
+        _runs.read(tmp_path, "layers-cpu-x")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
