@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -111,8 +111,10 @@ class Buffers(Arrays):
     def __init__(self, problem: ConvProblem, device: Device | None = None, running: Processes | None = None) -> None:
         self.device, self._running = device or Device(), running or Processes()
         super().__init__(problem, self.device.number)
-        with cuda.reported(f"gpu {self.number}") if self.gpu else nullcontext():
+        with cuda.reported(f"gpu {self.number}") if self.gpu else nullcontext(), ExitStack() as stack:
+            stack.push(self)
             self._x, self._w, self.copied = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
+            stack.pop_all()
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""

@@ -6,7 +6,7 @@ import fcntl
 import math
 import mmap
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -70,10 +70,14 @@ class Arrays(AbstractContextManager[Any]):
         self.xp: Any = cuda.cupy() if self.gpu else np
         self.guard = RED_ZONE if self.gpu else GUARD
         allocate = DeviceArray if self.gpu else HostArray
-        with cuda.reported(f"gpu {number}") if self.gpu else nullcontext():
+        self.arrays: list[Any] = []
+        with cuda.reported(f"gpu {number}") if self.gpu else nullcontext(), ExitStack() as stack:
+            stack.push(self)  # where memory lacks for one, the others' comes back
             if self.gpu:
                 self.xp.cuda.Device(number).use()
-            self.arrays = [allocate(getattr(problem, f"{name}_shape"), name == "y") for name in "xwy"]
+            for name in "xwy":
+                self.arrays.append(allocate(getattr(problem, f"{name}_shape"), name == "y"))
+            stack.pop_all()
         self.x, self.w, self.y = self.arrays
 
     def __exit__(self, *error: object) -> None:

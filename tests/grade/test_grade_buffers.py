@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -34,6 +35,25 @@ PROBLEM = ConvProblem(3, 4, 9, 8, 5, 3)
 def buffers() -> Iterator[Buffers]:
     with Buffers(PROBLEM) as found:
         yield found
+
+
+@pytest.mark.parametrize(("owner", "name"), [(np, "empty"), (os, "memfd_create")])
+def test_where_memory_lacks_for_one_array_the_others_comes_back(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, calls = getattr(owner, name), []
+
+    def twice(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise MemoryError
+        return allocate(*arguments)
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(owner, name, twice)
+    with pytest.raises(MemoryError):
+        Buffers(PROBLEM)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def sum_in_float32(x: np.ndarray, w: np.ndarray) -> np.ndarray:
