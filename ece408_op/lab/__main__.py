@@ -76,8 +76,8 @@ def _once(request: Request, options: argparse.Namespace) -> int:
             write_text(options.json, json.dumps(result, indent=1) + "\n")
         if options.html is not None:
             print(_page.write(result, options.html))
-    except DeviceError as error:
-        print(f"ece408-lab: {error}", file=sys.stderr)
+    except (DeviceError, MemoryError) as error:
+        print(f"ece408-lab: {error or 'no memory'}", file=sys.stderr)
         return CANNOT
     except (Ece408Error, OSError) as error:
         print(f"ece408-lab: {error}", file=sys.stderr)

@@ -92,6 +92,11 @@ def test_an_unknown_part_of_cuda_is_named_with_its_line(name: str, code: str, pr
     assert caught.value.lines[0][0] == line
 
 
+def test_a_file_without_forward_is_told_so(programs: Path) -> None:
+    with pytest.raises(emulator.CompileError, match=r"^it has no forward\(y, x, w\)"):
+        report("__global__ void run(float *y) { y[threadIdx.x] = 1; }", programs)
+
+
 def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
     source = (SUBMISSIONS / "naive.cuh").read_text()
     for name in ("CUDA_MAX_NUM_THREADS", "current"):

@@ -211,6 +211,14 @@ def test_a_cuda_kernel_in_python_needs_a_gpu(capsys: pytest.CaptureFixture[str])
 
 
 @needs_gxx
+def test_a_layer_beyond_the_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = 10**7  # more than any address space has
+    lab.main(["new", str(tmp_path / "my.cu")])
+    assert lab.main([str(tmp_path / "my.cu"), "--emulate", "--layer", f"1x{size}x{size}x1x1"]) == 3
+    assert capsys.readouterr().err.startswith("ece408-lab: Unable to allocate")
+
+
+@needs_gxx
 def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my_kernel.h"
     assert lab.main(["new", str(path)]) == 0
