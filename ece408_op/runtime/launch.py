@@ -187,6 +187,11 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
+def even_shares(total: int, most: int) -> list[int]:
+    """Return ceil(total / n) for n = 1, 2, ..., without those above ``most``, the smallest first, each once."""
+    return [share for share in range(1, min(total, most) + 1) if ceil_div(total, ceil_div(total, share)) == share]
+
+
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
     """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL or WEIGHT_GRADIENT for such a problem.
 

@@ -24,6 +24,7 @@ from ece408_op.runtime.launch import (
     Launch,
     Plan,
     TensorMap,
+    even_shares,
     images_per_launch,
 )
 
@@ -115,6 +116,14 @@ struct Config {
 };
 """
     assert CUDA_KERNELS[0].text(plan).startswith(start)
+
+
+def test_even_shares_are_those_of_every_number_of_them():
+    for total in range(1, 80):
+        for most in (0, 1, 7, 64, 100):
+            every = {-(-total // n) for n in range(1, total + 1)}
+            assert even_shares(total, most) == sorted(share for share in every if share <= most)
+    assert even_shares(10**12, 4) == [1, 2, 3, 4]  # at once
 
 
 @KERNEL_IDS

@@ -14,7 +14,7 @@ from itertools import product
 from typing import NamedTuple
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import CONSTANT_BYTES, REGISTERS, Chip, ceil_div, round_up
+from ece408_op.runtime.launch import CONSTANT_BYTES, REGISTERS, Chip, ceil_div, even_shares, round_up
 
 #: The chip whose compiler moves weights from constant memory to uniform registers.
 UNIFORM_CAPABILITY = (9, 0)
@@ -113,8 +113,7 @@ def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = Fa
 def _thread_tiles(problem: ConvProblem, copied: int, uniform: bool) -> Iterator[_ThreadTile]:
     """Yield the thread tiles for copies of ``copied`` floats."""
     k, columns = problem.kernel, problem.output_width
-    even = {ceil_div(columns, n) for n in range(1, columns + 1)}
-    even = {p for p in even if columns < 64 or p >= LONG_STRIP}
+    even = {p for p in even_shares(columns, _MOST_PIXELS) if columns < 64 or p >= LONG_STRIP}
     for pixels in sorted(p for p in even | {4, 6, 8, 10, 12, 20} if p <= min(_MOST_PIXELS, columns)):
         strips = ceil_div(columns, pixels)
         for filters, vector in product(_FILTERS, (1, 2, 4)):

@@ -12,7 +12,7 @@ from itertools import product
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
+from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, even_shares, layer_defines, round_up
 
 from ..sources import sources
 from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
@@ -73,7 +73,7 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
     copy = next(v for v in vectors if problem.output_width % v == 0)
     promotion = ceil_div(_PROMOTED_PRODUCTS, problem.kernel * problem.kernel_width)
     store = next(v for v in vectors if problem.width % v == 0)
-    sizes = sorted({ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)} & {*range(9)})
+    sizes = even_shares(problem.channels, 8)
     # Columns in whole vectors, an odd number of them: those of eight threads in a row then lie in different banks.
     for columns, channels, rows in product((4, 12), sizes, range(1, 9)):
         if rows * columns * channels > _MOST_SUMS or min(rows, channels) > 1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, sum_bound
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, round_up
+from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, even_shares, round_up
 
 from ..sources import sources
 from . import partial_sums
@@ -64,9 +64,9 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[WeightGradientTile]:
     y_vector = next(v for v in vectors if problem.output_width % v == 0)
     x_pitch = odd_vectors(max(width, round_up(problem.output_width, 4) + round_up(problem.kernel_width + 3, 4) - 4))
     y_pitch = odd_vectors(problem.output_width)
-    for filters in sorted({ceil_div(problem.filters, n) for n in range(1, problem.filters + 1)}):
+    for filters in even_shares(problem.filters, _MOST_SUMS // problem.kernel_width):
         unit = problem.channels * problem.kernel * ceil_div(problem.filters, filters)
-        if filters * problem.kernel_width > _MOST_SUMS or unit > _MOST_THREADS:
+        if unit > _MOST_THREADS:
             continue
         for rows in range(1, min(problem.output_height, 64) + 1):
             for slices in range(1, min(rows, _MOST_THREADS // unit) + 1):

@@ -20,7 +20,7 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, round_up
+from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, even_shares, round_up
 
 from ..float32 import partial_sums
 from ._wide_tiles import PROMOTED_PRODUCTS, fp16x3_bound
@@ -86,10 +86,8 @@ def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Ti
     pairs = ceil_div(problem.output_width, 2)
     # The words of eight taps then lie in different banks of shared memory, where they belong to two rows.
     x_pitch = next(n for n in range(2 * pairs - 2 + problem.kernel_width, 10**9) if 13 <= n % 32 <= 19)
-    rows = {ceil_div(problem.output_height, n) for n in range(1, problem.output_height + 1)}
-    for step_rows, m_tiles, n_tiles in product(sorted(rows), (1, 2, 3, 4, 5), (1, 2, 3, 4)):
-        if step_rows * problem.output_width > _MOST_STEP_PRODUCTS:
-            continue
+    rows = even_shares(problem.output_height, _MOST_STEP_PRODUCTS // problem.output_width)
+    for step_rows, m_tiles, n_tiles in product(rows, (1, 2, 3, 4, 5), (1, 2, 3, 4)):
         y_pitch = round_up(8 * ceil_div(step_rows * pairs, 8) - 4, 32) + 4
         for slices in (1, 2, 4, 8):
             tile = _Tile(problem, m_tiles, n_tiles, slices, step_rows, x_pitch, y_pitch, x_vector, y_vector)
