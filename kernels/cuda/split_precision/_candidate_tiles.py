@@ -13,7 +13,7 @@ from typing import Any
 
 from ece408_op.core import tuning
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip, ceil_div, round_up
+from ece408_op.runtime.launch import Chip, ceil_div, even_shares, round_up
 
 from ._shared_memory_layout import NO_TAP, Stage
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
@@ -108,7 +108,7 @@ def _one_channel(problem: ConvProblem, chip: Chip, aligned: int, components: int
         return
     sizes = [(images, problem.output_height) for images in (1, 2, 3, 4, 5, 6, 8, 12, 16) if images <= problem.batch]
     if width % 4 == 0:
-        sizes += [(1, ceil_div(problem.output_height, n)) for n in range(2, problem.output_height + 1)]
+        sizes += [(1, lines) for lines in even_shares(problem.output_height, problem.output_height - 1)[::-1]]
     tiles = ceil_div(2 * problem.filters, 8)
     for images, lines in sizes:
         height = lines + problem.kernel - 1
