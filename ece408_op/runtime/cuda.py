@@ -22,7 +22,6 @@ import numpy as np
 
 from ece408_op.errors import DeviceError
 
-from .bounded_dict import BoundedDict
 from .install_hint import command
 from .launch import (
     SCRATCH_ALIGNMENT,
@@ -171,8 +170,9 @@ class Module:
 
 
 _compile_lock = threading.Lock()
-#: Modules that are compiled, or that a thread compiles. CuPy keeps what it has loaded, so evicted ones stay loaded.
-_modules: BoundedDict[tuple[str, tuple[str, ...], int], Future[Module]] = BoundedDict(512)
+#: Modules that are compiled, or that a thread compiles. CuPy keeps all that it has loaded, and gives out the same again:
+#: two of ours for one source would not wait for each other's use of its constant memory.
+_modules: dict[tuple[str, tuple[str, ...], int], Future[Module]] = {}
 _streams: dict[tuple[int, int], Any] = {}
 
 

@@ -157,6 +157,16 @@ def test_what_calls_share_is_not_captured(words, refused, monkeypatch):
     assert prepared.module.last_use is None
 
 
+def test_a_source_has_one_module_however_many_others_follow(monkeypatch):
+    """CuPy would give out its own module again: constants must not be copied while another call's kernels read them."""
+    raw = SimpleNamespace(compile=lambda: None)
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(RawModule=lambda **_: raw))
+    programs = [cuda.Program("one", f"source {number}", (), Plan({}, 1, lambda images: ())) for number in range(700)]
+    modules = [cuda.compiled(program, 408) for program in programs]
+    again = [cuda.compiled(program, 408) for program in programs]
+    assert all(one is other for one, other in zip(modules, again))
+
+
 def test_constants_are_copied_to_the_module_whose_functions_run_also_after_clear_memo():
     """CuPy forgets a module then, and loads it again when it is asked for an array."""
     loaded = iter((512, 1024))
