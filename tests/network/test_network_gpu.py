@@ -1,11 +1,12 @@
 """What only a GPU shows of whole networks: Gluon's against MXNet's CPU, memory, exit, a missing library."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, mxnets, ours, require, values
+from network_case import mx, mxnets, ndarrays, ours, require, values
 from process import printed
 from test_training import bound, node_of, step
 
@@ -19,6 +20,7 @@ from ece408_op.runtime import cuda
 pytestmark = pytest.mark.gpu
 S = mx.sym
 data = S.Variable("data")
+layer = S.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name="layer")
 ZOO = ["resnet18_v1", "vgg11", "squeezenet1.0", "mobilenet1.0", "densenet121"]
 
 
@@ -54,6 +56,30 @@ def test_the_memory_of_passes_that_a_cuda_graph_repeats_is_free_after_them():
     (_, before), (most, after) = found
     assert most - before > 32
     assert after - before < 8
+
+
+@pytest.mark.parametrize("symbol", [layer, S.transpose(layer)], ids=["a CUDA graph", "none"])
+def test_the_memory_of_a_network_is_free_without_a_garbage_collection(symbol):
+    args, _ = values(symbol, {"data": (64, 16, 64, 64)})
+    pool = cuda.cupy().get_default_memory_pool()
+    gc.collect()
+    engine.clear()
+    before = pool.used_bytes()
+    gc.disable()
+    try:
+        params = ndarrays({name: array for name, array in args.items() if name != "data"})
+        executor = ece408_op.gpu_network(symbol, params)[0].bind(mx.cpu(), ndarrays(args), grad_req="null")
+        for _ in range(3):
+            executor.forward(is_train=False)[0].wait_to_read()
+        engine.clear()
+        assert pool.used_bytes() - before > 8 << 20
+        del executor
+        end = time.monotonic() + 60
+        while pool.used_bytes() - before > 1 << 20:  # MXNet's threads free the operator
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_no_such_gpu():
