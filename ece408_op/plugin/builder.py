@@ -121,7 +121,8 @@ def Convolution(  # noqa: N802 (as in MXNet)
     The arguments are those of mx.nd.Convolution, mx.sym.Convolution or mx.npx.convolution, and impl, device,
     precision and tune of ``New``. Returns and raises as ``New``.
     """
-    given = {"stride": stride, "dilate": dilate, "pad": pad, "num_group": num_group, "no_bias": no_bias}
+    given = {"stride": stride, "dilate": dilate, "pad": pad, "num_group": num_group}
+    given["no_bias"] = False if no_bias is None else no_bias  # New's own default is True
     return New(data, weight, bias, kernel=kernel, num_filter=num_filter, **given, **others)
 
 

@@ -52,6 +52,9 @@ def test_empty_tuples_and_none_are_the_defaults():
     x, w, _ = operands(ConvProblem(2, 3, 7, 7, 4, 3))
     arrays = mx.nd.array(x), mx.nd.array(w)
     plain = ece408_op.New(*arrays, kernel=(3, 3), num_filter=4).asnumpy()
+    for word in ("no_bias", "num_group"):
+        biased = ece408_op.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, **{word: None})
+        assert len(biased.list_arguments()) == 3
     for empty in ((), [], "()", None, "None"):
         y = ece408_op.New(*arrays, kernel=(3, 3), num_filter=4, stride=empty, pad=empty, dilate=empty)
         np.testing.assert_array_equal(y.asnumpy(), plain)
