@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import sqlite3
 import sys
 import threading
 from collections import Counter
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if problem:
                 raise SpecError(f"{option}: {problem}")
         records = _graded(arguments, rules)
-    except (SpecError, DeviceError, OSError, sqlite3.Error) as error:
+    except (SpecError, DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return USAGE if isinstance(error, SpecError) else CANNOT
     except KeyboardInterrupt as interrupt:

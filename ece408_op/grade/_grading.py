@@ -54,7 +54,7 @@ class Log:
     """
 
     def __init__(self, path: Path | None, rules: str) -> None:
-        self._rules = rules
+        self._path, self._rules = path, rules
         try:
             self._file = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None)
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -71,9 +71,12 @@ class Log:
             self.__init__(path, rules)  # type: ignore[misc]
 
     def add(self, key: str, record: Record) -> None:
-        """Keep a record for good; one key has one record."""
+        """Keep a record for good; one key has one record. Raises HarnessError where the disk is full."""
         self.done.setdefault(key, record)
-        self._file.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, self._rules, json.dumps(record)))
+        try:
+            self._file.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, self._rules, json.dumps(record)))
+        except sqlite3.Error as error:
+            raise HarnessError(f"{self._path}: expected room for one more record, got {error}") from None
 
     def close(self) -> None:
         self._file.close()

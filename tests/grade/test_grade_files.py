@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -121,6 +122,21 @@ def test_a_log_keeps_one_record_of_each_submission_for_the_same_rules(tmp_path: 
     assert again.done == {name: record(name) for name in "ab"}
     again.close()
     assert Log(tmp_path / "log", "other rules").done == {}
+
+
+def test_a_log_without_room_is_named_and_keeps_what_it_has(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(Log(tmp_path / "log", "rules")) as log:
+        log.add("a", record("a"))
+        # As on a full disk, no write beyond it succeeds.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, before[1]))
+        try:
+            with pytest.raises(HarnessError, match="/log: expected room for one more record, got "):
+                log.add("b", record("b" * (1 << 16)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with closing(Log(tmp_path / "log", "rules")) as log:
+        assert log.done == {"a": record("a")}
 
 
 @pytest.mark.parametrize("name", ["new-forward.h", "impl/own.h"])
