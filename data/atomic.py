@@ -80,6 +80,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(scratch, "xb") as file:
             yield file
         os.replace(scratch, path)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write that fails names no file
+            error.filename = str(path)
         raise

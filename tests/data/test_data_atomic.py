@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,17 @@ def test_a_failed_write_leaves_the_old_file() -> None:
         file.write(b"new")
         raise KeyboardInterrupt
     assert [path.read_bytes() for path in Path("folder").iterdir()] == [b"old"]
+
+
+def test_a_write_without_room_names_the_file() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as on a full disk, no write beyond it succeeds
+    try:
+        with pytest.raises(OSError, match="'folder/new'$"):
+            write_text(Path("folder/new"), "x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(Path("folder").iterdir())
 
 
 def test_a_name_of_the_greatest_length() -> None:
