@@ -113,7 +113,7 @@ class Finder(importlib.abc.MetaPathFinder):
 def _execute(execute: Callable[[ModuleType], None], after: Callable[[], None] | None, module: ModuleType) -> None:
     """Run a module of MXNet with its own ``__builtins__``, then patch it and call ``after``.
 
-    Raises MXNetImportError if a library is missing or two builds are installed.
+    Raises MXNetImportError if a library is missing, two builds are installed, or this process cannot import MXNet.
     """
     vars(module)["__builtins__"] = builtins_with_shims()
     if module.__name__ == "mxnet":
@@ -132,6 +132,11 @@ def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> Non
             f"expected one build of MXNet, found {' and '.join(builds)}, which overwrite each other's files: "
             f"pip uninstall {' '.join(builds)}, then install one of them"
         )
+    threads = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if not re.fullmatch(r"([+-]?\d+)?", threads):  # the library would end the process
+        raise MXNetImportError(f"OMP_NUM_THREADS: expected one whole number, which MXNet can read, got {threads!r}")
+    if sys.flags.optimize > 1:
+        raise MXNetImportError("MXNet needs its docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2")
     if any("cu11" in build for build in builds):
         from ece408_op.runtime.shared_libraries import load_libraries
 

@@ -164,6 +164,19 @@ def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, error: s
     assert re.match(words, done.stderr.strip().splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("OMP_NUM_THREADS", "2,4", "OMP_NUM_THREADS: expected one whole number, which MXNet can read, got '2,4'"),
+        ("PYTHONOPTIMIZE", "2", "MXNet needs its docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2"),
+    ],
+)
+def test_what_mxnet_cannot_be_imported_with_is_one_error(variable: str, value: str, words: str) -> None:
+    done = python("-c", "import ece408_op, mxnet", **{variable: value})
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == f"ece408_op.errors.MXNetImportError: {words}"
+
+
 def test_two_builds_in_one_folder_are_refused(tmp_path: Path) -> None:
     site = fake_mxnet(tmp_path, "", "mxnet", "mxnet_cu117", "mxnet_board")
     done = python("-c", "import ece408_op, mxnet", first=[site])
