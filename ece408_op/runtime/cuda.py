@@ -169,8 +169,7 @@ class Module:
         return self.symbols.get(name) or self.symbols.setdefault(name, self.module.get_global(name).ptr)
 
 
-_compile_lock = threading.Lock()
-#: Modules that are compiled, or that a thread compiles. CuPy keeps all that it has loaded, and gives out the same again:
+#: Modules that are compiled, or that a thread compiles. CuPy keeps what it has loaded, and gives out the same again:
 #: two of ours for one source would not wait for each other's use of its constant memory.
 _modules: dict[tuple[str, tuple[str, ...], int], Future[Module]] = {}
 _streams: dict[tuple[int, int], Any] = {}
@@ -180,11 +179,8 @@ def compiled(program: Program, device: int) -> Module:
     """Return the program compiled for ``device``, the current one."""
     key = (program.source, program.options, device)
     own: Future[Module] = Future()
-    with _compile_lock:
-        known = _modules.get(key)
-        if known is None:
-            _modules[key] = own
-    if known is None:
+    known = _modules.setdefault(key, own)
+    if known is own:
         try:
             module = cupy().RawModule(code=program.source, options=_OPTIONS + program.options)
             module.compile()
@@ -192,7 +188,7 @@ def compiled(program: Program, device: int) -> Module:
         except BaseException as error:
             _modules.pop(key, None)  # the next call tries again
             own.set_exception(error)
-    return (known or own).result()
+    return known.result()
 
 
 #: The list to which a thread adds its programs instead of launching them: see ``compile_ahead``.
