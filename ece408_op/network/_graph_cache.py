@@ -8,7 +8,6 @@ row, or memory runs out.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda, nccl
 
+from . import engine
 from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 
@@ -133,7 +133,7 @@ class GraphCache:
     def __init__(self) -> None:
         self._last: Hashable = None
         self._graphs: Graphs | None = None
-        _caches.add(self)
+        engine.caches.add(self)
 
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
         """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
@@ -154,13 +154,4 @@ class GraphCache:
             self._graphs = self._last = None
 
 
-_caches = weakref.WeakSet[GraphCache]()
-
-
-def clear() -> None:
-    """Free the memory of all networks' graphs."""
-    for one in list(_caches):
-        one.clear()
-
-
-__all__ = ("GraphCache", "GraphPass", "Graphs", "clear")
+__all__ = ("GraphCache", "GraphPass", "Graphs")

@@ -21,12 +21,11 @@ from ece408_op.runtime.compile_ahead import compile_ahead
 from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.launch import ceil_div
 
-from . import _graph_cache
 from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 from ._graph_cache import GraphPass
 from ._packing import packing_of
-from .engine import copying_threads, engines
+from .engine import copying_threads, free_memory
 
 Result = TypeVar("Result")
 
@@ -94,14 +93,8 @@ def with_retry(gpus: Sequence[Gpu], attempt: Callable[[bool], Result]) -> Result
     except RetryError:
         pass
     # Here, since the error's traceback has kept the arrays of the first attempt.
-    _graph_cache.clear()
     for gpu in gpus:
-        # Other networks on this GPU wait for its lock.
-        for other in engines():
-            if other.gpu is gpu:
-                other.batches.clear()
-        with gpu.device:
-            cuda.cupy().get_default_memory_pool().free_all_blocks()
+        free_memory(gpu)
     try:
         return attempt(False)
     except RetryError as error:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -163,29 +163,24 @@ class Engine:
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
         # Freed memory that CuPy keeps would count as used.
-        pool = cuda.cupy().get_default_memory_pool()
-        pool.free_all_blocks()
-        images = shapes[0][0]
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
+        images, freed = shapes[0][0], False
         if divides:
             images = self._room(data, self._chunk_images(data))
-        while key not in self.batches:
+        while True:
             try:
-                self.batches[key] = self._made(images, data)
+                found = self.batches[key] = self._made(images, data)
+                return found
             except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
-                # Other networks on this GPU wait for its lock: their memory can be freed.
-                others = [one for one in engines() if one.gpu is self.gpu and one.batches]
-                for one in others:
-                    one.batches.clear()
-                pool.free_all_blocks()
-                if others:
-                    continue
-                if images == 1 or not divides:
+                if freed and (images == 1 or not divides):
                     raise DeviceError(
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
                         f"network, got {error.__cause__ or error}; end other programs on the GPU, or use smaller images"
                     ) from error
-                images = ceil_div(images, 2)
-        return self.batches[key]
+            # Here, since the error's traceback has kept the memory of the attempt.
+            images = ceil_div(images, 2) if freed else images
+            free_memory(self.gpu)
+            freed = True
 
     def _chunk_images(self, data: dict[str, Shape]) -> int:
         """Return the images of a chunk: enough to keep the GPU busy, few enough that copies overlap with computing."""
@@ -297,6 +292,21 @@ def engines() -> list[Engine]:
     """Return all engines, the one that was asked for last at the end."""
     with _lock:
         return list(_engines.values())
+
+
+#: What else keeps memory of GPUs for later calls; any thread may call its ``clear``.
+caches: WeakSet[Any] = WeakSet()
+
+
+def free_memory(gpu: Gpu) -> None:
+    """Free what all networks keep of a GPU's memory for later calls; the caller has its lock, for which they wait."""
+    for one in list(caches):
+        one.clear()
+    for other in engines():
+        if other.gpu is gpu:
+            other.batches.clear()
+    with gpu.device:
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
 
 
 def clear() -> None:

@@ -4,6 +4,7 @@ import gc
 import time
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import network_fake
 import numpy as np
@@ -158,3 +159,34 @@ def test_a_call_that_has_failed_takes_no_time(monkeypatch):
     compute(executor)
     (record,) = ece408_op.op_times()
     assert record.seconds == 0.001
+
+
+def test_inference_gets_the_memory_of_training(monkeypatch):
+    symbol = S.FullyConnected(S.Variable("data"), num_hidden=3, name="last")
+    args, _ = values(symbol, {"data": (4, 5)})
+    weights = ndarrays({name: args[name] for name in ("last_weight", "last_bias")})
+    node, *_ = ece408_op.gpu_network(symbol, weights, for_training=True)
+    trained = node.bind(mx.cpu(), ndarrays(args), ndarrays(args))
+
+    def captured(call, stream):
+        call()
+        return SimpleNamespace(launch=lambda stream: None)  # a CUDA graph keeps nothing of the call
+
+    monkeypatch.setattr(cuda, "captured", captured)
+    for _ in range(2):
+        trained.forward(is_train=True)
+        trained.backward([mx.nd.ones((4, 3))])
+        mx.nd.waitall()
+    (cache,) = engine.caches
+    found = weakref.ref(cache._graphs)
+    assert found() is not None
+    del trained
+    space, alloc = cuda.cupy().cuda, cuda.cupy().cuda.alloc
+
+    def without_room(count):
+        if found() is not None:
+            raise network_fake.OutOfMemoryError("no room")
+        return alloc(count)
+
+    monkeypatch.setattr(space, "alloc", without_room)
+    assert compute(bound()).shape == (3, 4, 4, 4)
