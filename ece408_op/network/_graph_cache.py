@@ -23,10 +23,21 @@ from ._definition import Shape
 
 
 class _Pool:
-    """A pool of the GPUs' memory that is freed when its last array is gone: CuPy never frees what a pool leaves."""
+    """A pool of the GPUs' memory that is freed when its last array is gone, and not before.
+
+    CuPy never frees what a pool leaves. Where there is no room, it frees what no array of the pool uses at the moment,
+    which launches that are captured do: so the pool's blocks have another owner too.
+    """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self._pool, self._gpus = cuda.cupy().cuda.MemoryPool(), gpus
+        memory, blocks = cuda.cupy().cuda, list[Any]()
+
+        def allocate(size: int) -> Any:
+            block = memory.Memory(size)
+            blocks.append(block)
+            return memory.MemoryPointer(block, 0)
+
+        self._pool, self._gpus = memory.MemoryPool(allocate), gpus
 
     def using(self) -> AbstractContextManager[None]:
         """Return a context in which CuPy allocates in this pool."""

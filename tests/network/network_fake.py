@@ -124,7 +124,7 @@ def fake_cupy():
         get_current_stream=Stream,
         get_elapsed_time=lambda start, end: 1.0,
         runtime=runtime,
-        MemoryPool=lambda: SimpleNamespace(malloc=_alloc, free_all_blocks=lambda: None),
+        MemoryPool=lambda allocate: SimpleNamespace(malloc=_alloc, free_all_blocks=lambda: None),
         using_allocator=lambda malloc: nullcontext(),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         driver=SimpleNamespace(CUDADriverError=Error),

@@ -47,6 +47,35 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
     assert freed == [True]
 
 
+def test_memory_of_captured_launches_stays_where_there_is_no_room(monkeypatch):
+    """CuPy frees the blocks of a pool that no array uses then, but a graph may."""
+
+    class Memory:
+        def __init__(self, size):
+            made.append(weakref.ref(self))
+
+    class Pool:
+        def __init__(self, allocate):
+            self.malloc = lambda size: free.append(allocate(size))
+            self.free_all_blocks = free.clear
+
+    made, free = [], []
+    space = {"Memory": Memory, "MemoryPool": Pool, "MemoryPointer": lambda block, offset: block}
+    for name, one in space.items():
+        monkeypatch.setattr(cuda.cupy().cuda, name, one, raising=False)
+    pool = _graph_cache._Pool([host_context.gpu(0)])
+    pool._pool.malloc(100)
+    pool._pool.free_all_blocks()
+    (block,) = made
+    assert block() is not None
+    gc.disable()
+    try:
+        del pool
+        assert block() is None
+    finally:
+        gc.enable()
+
+
 def trained_once():
     """Return an executor after a forward pass."""
     symbol = small()
