@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -52,6 +53,8 @@ pending: OrderedDict[int, tuple[int, Deferred]] = OrderedDict()
 #: The passes whose gradients stay: networks whose update never comes do not keep the GPU's memory.
 MOST_PASSES = 64
 _passes = itertools.count()
+#: For changes of ``pending``.
+_lock = threading.Lock()
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
@@ -65,12 +68,24 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 def defer(gradients: Mapping[int, Deferred]) -> None:
     """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
     number = next(_passes)
-    for key in gradients:
-        pending.pop(key, None)  # the new one is the newest
-    pending.update((key, (number, one)) for key, one in gradients.items())
-    with suppress(RuntimeError, StopIteration, KeyError):  # another thread's pass removes the oldest at the same time
-        while next(iter(pending.values()))[0] <= number - MOST_PASSES:
+    with _lock:
+        for key in gradients:
+            pending.pop(key, None)  # the new one is the newest
+        pending.update((key, (number, one)) for key, one in gradients.items())
+        while pending and next(iter(pending.values()))[0] <= number - MOST_PASSES:
             pending.popitem(last=False)
+
+
+def move_from(owner: Any) -> None:
+    """Copy the gradients that are in this owner's memory, which is wanted for the next step, to memory of their own.
+
+    They may be of parameters that are never updated. Those that have no room stay. The caller has their GPUs' locks.
+    """
+    with _lock:
+        for key, (number, one) in list(pending.items()) if owner else ():
+            if one.owner is owner:
+                with one.gpu.device, one.gpu.stream, suppress(cuda.cupy().cuda.memory.OutOfMemoryError):
+                    pending[key] = number, one._replace(gradient=one.gradient.copy(), owner=None)
 
 
 class HostArrays(NamedTuple):
@@ -162,7 +177,8 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
         one.state.pin(one.parameter, one.host)
-    taken = [pending.pop(one.host.addresses[1], (0, None))[1] for one in operands]
+    with _lock:
+        taken = [pending.pop(one.host.addresses[1], (0, None))[1] for one in operands]
     deferred = [
         gradient if _is_deferred(gradient, one.host.bits, once) else None
         for gradient, one, once in zip(taken, operands, written_once)
@@ -223,4 +239,4 @@ def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> 
     return False
 
 
-__all__ = ("Addresses", "Deferred", "HostArrays", "Operand", "State", "defer", "mark", "pending", "update")
+__all__ = ("Addresses", "Deferred", "HostArrays", "Operand", "State", "defer", "mark", "move_from", "pending", "update")

@@ -146,11 +146,15 @@ class GraphCache:
         self._graphs: Graphs | None = None
         engine.caches.add(self)
 
+    def user(self) -> Any:
+        """Return the forward pass whose values are in the memory, or None."""
+        return self._graphs.user() if self._graphs else None
+
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
         """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
         again, self._last = self._last == shapes, shapes
         graphs = self._graphs
-        if graphs and graphs.user() is not None:
+        if self.user() is not None:
             return None
         if again and not (graphs and graphs.shapes == shapes):
             # The old ones' memory is free for the new ones.

@@ -30,7 +30,7 @@ from ece408_op.runtime.memory import address
 from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup, RetryError
-from ._gpu_update import Deferred, defer, mark
+from ._gpu_update import Deferred, defer, mark, move_from
 from ._graph_cache import GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
@@ -110,6 +110,8 @@ class Trainer:
         with self._locked(shares) as locked:
             data_shapes = tuple(array.shape for array in data)
             first = self._is_first("forward", data_shapes)
+            if self._graphs:
+                move_from(self._graphs.user())
             graphs = self._graphs.take(data_shapes, locked) if self._graphs else None
             kind = graphs.take_backward() if graphs else None
             try:

@@ -6,6 +6,7 @@ import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from network_case import mx
 from network_fake import OutOfMemoryError
@@ -13,7 +14,7 @@ from test_training import bound, images, node_of, small
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _graph_cache
+from ece408_op.network import _gpu_update, _graph_cache
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
@@ -193,3 +194,29 @@ def test_a_step_that_fails_keeps_nothing(fails, monkeypatch):
         assert not any(one() is not None for one in arrays)
     finally:
         gc.enable()
+
+
+def test_gradients_that_no_update_has_used_leave_their_memory_to_the_next_step(monkeypatch):
+    def captured(call, stream):
+        call()
+        return SimpleNamespace(launch=lambda stream: None)  # a CUDA graph keeps nothing of the call
+
+    monkeypatch.setattr(cuda, "captured", captured)
+    weight, gradient = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3))
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="layer")
+    node, *_ = ece408_op.gpu_network(symbol, {"layer_weight": weight}, for_training=True, gradients="gpu")
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), "layer_weight": weight}, {"layer_weight": gradient})
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 2))])
+        mx.nd.waitall()
+    ((_, deferred),) = _gpu_update.pending.values()
+    owner, array = weakref.ref(deferred.owner), deferred.gradient
+    del deferred
+    executor.forward(is_train=True)
+    mx.nd.waitall()
+    assert owner() is None
+    array.fill(np.nan)  # as the next step's passes may
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
+    update(0, gradient, weight)
+    assert (weight.asnumpy() == 0).all()
