@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -293,7 +292,7 @@ def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("place", "name", "error", "code", "said"),
     [
-        (_grading.Log, "add", sqlite3.OperationalError("database or disk is full"), 3, "database or disk is full"),
+        (_grading.Log, "add", DeviceError("out.json.log: expected room"), 3, "out.json.log: expected room"),
         (_submission, "find", KeyboardInterrupt, 130, "interrupted; the same command continues where it stopped"),
     ],
     ids=["full disk", "interrupted"],
