@@ -63,8 +63,7 @@ WRONG = {
         {("out of bounds", 9, 0), ("out of bounds", 8, 0)},
     ),
     "rows of dynamic shared memory": (
-        "extern __shared__ float d[][16];\nd[i / 16][i % 16] = x[i];\n__syncthreads();\n"
-        "y[i + 64 * b] = d[3 - i / 16][i % 16];",
+        "extern __shared__ float d[][8];\nd[i / 8][i % 8] = x[i];\ny[i + 64 * b] = d[i / 8][i % 8];",
         set(),
     ),
     "in front of dynamic shared memory": (
@@ -128,7 +127,8 @@ WRONG = {
     ),
     "a volatile flag behind a fence": (
         "volatile float *const flag = table;\ny[64 + i + 64 * b] = x[i];\n__threadfence();\n__syncthreads();\n"
-        "if (i == 0) flag[b] = 1;\nif (b && flag[0] > 0) y[i] = y[64 + i];",
+        "if (i % 32 == 0) atomicCAS((int *)other, 0, 1), *(volatile int *)other = 0, flag[b] = 1;\n"
+        "if (flag[b] > 2 || (b && flag[0] > 0)) y[i] = y[64 + i];",
         set(),
     ),
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),

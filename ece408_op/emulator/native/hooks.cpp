@@ -69,13 +69,15 @@ using namespace emulator;
     extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }      \
     extern "C" void __tsan_volatile_read##n(void *p) {                                   \
         may_receive();                                                                   \
-        in_volatile_read = true;                                                         \
+        in_volatile = true;                                                              \
         hook(p, n, READ, HERE);                                                          \
-        in_volatile_read = false;                                                        \
+        in_volatile = false;                                                             \
     }                                                                                    \
     extern "C" void __tsan_volatile_write##n(void *p) {                                  \
         may_pass_on();                                                                   \
+        in_volatile = true;                                                              \
         hook(p, n, WRITE, HERE);                                                         \
+        in_volatile = false;                                                             \
     }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 static void range(void *p, long bytes, Operation operation, const void *code) {

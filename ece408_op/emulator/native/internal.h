@@ -98,7 +98,7 @@ bool may_have_value(const Allocation &allocation, uintptr_t address);
 void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
 void may_pass_on();  // values to other blocks
-extern bool in_volatile_read;
+extern bool in_volatile;
 
 // counters.cpp
 void merge(int warp);

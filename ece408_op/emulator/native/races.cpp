@@ -18,7 +18,7 @@
 
 namespace emulator {
 
-bool in_volatile_read;
+bool in_volatile;
 
 typedef std::vector<int> Clock;  // of every thread, how often it had released when last heard of
 struct Ordering {
@@ -46,6 +46,7 @@ long epoch;
 long part, block_part, launch_part, fenced_part, kept_part;
 std::vector<bool> passed_on;  // by part of this launch
 bool receives;  // other blocks may have passed values on to this one
+constexpr uint8_t VOLATILE = 16;  // in the mask of a write, behind the bytes
 constexpr size_t MOST_WATCHED = size_t(64) << 20;  // bytes of an allocation
 // A write over another's, which has not happened yet.
 struct Overwrite {
@@ -173,9 +174,10 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
     each_word(address - begin, bytes, [&](uintptr_t at, uint8_t mask) {
         GlobalWrite &last = writes[at];
         const bool same_block = last.part >= block_part, same_launch = last.part >= launch_part;
-        const bool ordered = !same_launch ? true
-                             : same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current)
-                                          : receives && (operation == ATOMIC || in_volatile_read || passed_on[last.part - launch_part]);
+        const bool synchronises = operation == ATOMIC || (operation == READ && in_volatile);
+        const bool ordered = !same_launch || (synchronises && (last.mask & VOLATILE)) ||
+                             (same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current)
+                                         : receives && (synchronises || passed_on[last.part - launch_part]));
         const void *const other = address_of(last.code);
         const bool race = (last.mask & mask) && !ordered;
         const char *const message =
@@ -189,9 +191,12 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
                 overwrites.push_back({begin + 4 * at, {}, uint8_t(last.mask & mask), message, code, other});
                 std::memcpy(overwrites.back().old, reinterpret_cast<const void *>(overwrites.back().word), 4);
             }
-            last = {part, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
+            last = {part, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)),
+                    uint8_t(mask | (in_volatile ? VOLATILE : 0))};
         } else if (race) {
             report("race", message, code, other);
+        } else if (operation == ATOMIC && (last.mask & VOLATILE)) {
+            last.mask = VOLATILE;  // a lock that is taken, after it was given back
         }
     });
 }
