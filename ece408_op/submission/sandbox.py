@@ -118,7 +118,9 @@ class Process:
     def kill(self) -> None:
         """Kill everything inside without waiting; any thread may call this."""
         self.send(signal.SIGKILL)
-        self.process.kill()
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):  # bwrap's child waits for ever for a bwrap that ends before it has begun
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self, seconds: float = 10.0) -> str:
         """Kill everything inside and return how the program had ended: "exit N", "signal N" or "lost"."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,6 +203,33 @@ def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) ->
     alive = process.runs()
     process.end()
     assert not alive
+
+
+@needs_sandbox
+@pytest.mark.exhaustive
+def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path: Path) -> None:
+    """bwrap's child waits for a word of bwrap before it ends with its parent; every tenth try finds it there."""
+    name, tools = f"{os.getpid()}{time.monotonic_ns()}", build.tools()
+    for number in range(40):
+        running = sandbox.Processes()
+        closing = threading.Timer(number % 20 / 2000, running.close)
+        closing.start()
+        with open(tmp_path / "output", "wb") as output, suppress(HarnessError, EndedError):
+            sandbox.start(
+                replace(tools, processes=running), ["/bin/sleep", name], sandbox.LimitsSpec(), 60, output
+            ).end()
+        closing.join()
+
+    def alive() -> list[str]:
+        lines = subprocess.run(
+            ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        return [line for line in lines if name in line]
+
+    end = time.monotonic() + 30
+    while alive() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive()
 
 
 def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(
