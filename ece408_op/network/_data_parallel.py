@@ -56,7 +56,11 @@ class RankGroup:
                     self._abort()
                 raise
 
-        on_each(on_rank, [gpu.device.id for gpu in self.gpus])
+        try:
+            on_each(on_rank, [gpu.device.id for gpu in self.gpus])
+        finally:
+            # The barrier and the group are a cycle: these would stay until the next garbage collection.
+            self._items, self._action = [], len
         if len(results) < len(self.gpus):
             raise DeviceError(f"expected all GPUs' threads within {BARRIER_SECONDS} seconds, got some of them")
         return [results[number] for number in range(len(self.gpus))]

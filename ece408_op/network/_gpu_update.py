@@ -76,15 +76,17 @@ def defer(gradients: Mapping[int, Deferred]) -> None:
             pending.popitem(last=False)
 
 
-def move_from(owner: Any) -> None:
+def move_from(owner: Any, gpus: Sequence[Gpu]) -> None:
     """Copy the gradients that are in this owner's memory, which is wanted for the next step, to memory of their own.
 
-    They may be of parameters that are never updated. Those that have no room stay. The caller has their GPUs' locks.
+    They may be of parameters that are never updated. Those that have no room, or are on others than these GPUs, whose
+    locks the caller has, stay.
     """
     with _lock:
         for key, (number, one) in list(pending.items()) if owner else ():
-            if one.owner is owner:
-                with one.gpu.device, one.gpu.stream, suppress(cuda.cupy().cuda.memory.OutOfMemoryError):
+            if one.owner is owner and one.gpu in gpus:
+                no_room = cuda.cupy().cuda.memory.OutOfMemoryError
+                with one.gpu.device, cuda.reported("training"), one.gpu.stream, suppress(no_room):
                     pending[key] = number, one._replace(gradient=one.gradient.copy(), owner=None)
 
 

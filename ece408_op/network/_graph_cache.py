@@ -22,6 +22,10 @@ from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 
 
+class CaptureError(RetryError):
+    """A pass cannot be captured."""
+
+
 class _Pool:
     """A pool of the GPUs' memory that is freed when its last array is gone, and not before.
 
@@ -37,7 +41,7 @@ class _Pool:
             blocks.append(block)
             return memory.MemoryPointer(block, 0)
 
-        self._pool, self._gpus = memory.MemoryPool(allocate), gpus
+        self._pool, self._gpus, self._blocks = memory.MemoryPool(allocate), gpus, blocks
 
     def using(self) -> AbstractContextManager[None]:
         """Return a context in which CuPy allocates in this pool."""
@@ -52,9 +56,14 @@ class _Pool:
     # At the interpreter's exit, ``sys`` may be gone.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
-            for gpu in self._gpus:
-                with gpu.device:
-                    self._pool.free_all_blocks()
+            self.free()
+
+    def free(self) -> None:
+        """Free what no array uses; no pass that is captured may be launched again."""
+        self._blocks.clear()
+        for gpu in self._gpus:
+            with gpu.device:
+                self._pool.free_all_blocks()
 
 
 class GraphPass:
@@ -94,7 +103,7 @@ class GraphPass:
                 with self._pool.using():
                     self._graph = cuda.captured(call, rank.gpu.stream)
             except Exception as error:
-                raise RetryError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
+                raise CaptureError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
             self._communicator = rank.group.communicator
         return self.launch(rank)
 
@@ -114,8 +123,7 @@ class Graphs:
                 # The first step's memory is free for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
         self._pool, self._passes = _Pool(gpus), dict[Hashable, GraphPass]()
-        #: Whether a pass could not be captured, or had no room. No other one is then: it would read what that one has
-        #: filled.
+        #: Whether a pass could not be captured. No other one is then: it would read what that one has filled.
         self.refused = False
         #: The kind of the last step's backward pass, if it depends on labels alone.
         self.backward: Hashable = None
@@ -134,7 +142,12 @@ class Graphs:
     def refuse(self) -> None:
         """Never repeat these passes."""
         self.refused = True
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the passes, and free their memory but for the values of a forward pass."""
         self._passes.clear()
+        self._pool.free()
         self._pool = _Pool(self._gpus)
 
 
@@ -148,13 +161,14 @@ class GraphCache:
 
     def user(self) -> Any:
         """Return the forward pass whose values are in the memory, or None."""
-        return self._graphs.user() if self._graphs else None
+        graphs = self._graphs
+        return graphs.user() if graphs else None
 
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
         """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
         again, self._last = self._last == shapes, shapes
         graphs = self._graphs
-        if self.user() is not None:
+        if graphs and graphs.user() is not None:
             return None
         if again and not (graphs and graphs.shapes == shapes):
             # The old ones' memory is free for the new ones.
@@ -169,4 +183,4 @@ class GraphCache:
             self._graphs = self._last = None
 
 
-__all__ = ("GraphCache", "GraphPass", "Graphs")
+__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs")

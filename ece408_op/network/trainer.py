@@ -31,7 +31,7 @@ from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup, RetryError
 from ._gpu_update import Deferred, defer, mark, move_from
-from ._graph_cache import GraphCache, Graphs
+from ._graph_cache import CaptureError, GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
 from ._packing import packing_of
@@ -111,7 +111,7 @@ class Trainer:
             data_shapes = tuple(array.shape for array in data)
             first = self._is_first("forward", data_shapes)
             if self._graphs:
-                move_from(self._graphs.user())
+                move_from(self._graphs.user(), locked)
             graphs = self._graphs.take(data_shapes, locked) if self._graphs else None
             kind = graphs.take_backward() if graphs else None
             try:
@@ -206,9 +206,10 @@ class Trainer:
             communicator = nccl.communicator(tuple(gpu.device.id for gpu in gpus)) if exchanges else None
             try:
                 return RankGroup(gpus, shares, communicator).run(lambda rank: work(rank, used)), used
-            except RetryError:
+            except RetryError as error:
                 if used:
-                    used.refuse()
+                    # Room may be there again at a later step.
+                    used.refuse() if isinstance(error, CaptureError) else used.drop()
                 raise
 
         return with_retry(gpus, attempt)

@@ -220,3 +220,40 @@ def test_gradients_that_no_update_has_used_leave_their_memory_to_the_next_step(m
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
     update(0, gradient, weight)
     assert (weight.asnumpy() == 0).all()
+
+
+def test_gradients_stay_on_a_gpu_that_the_next_step_has_not_locked(monkeypatch):
+    monkeypatch.setattr(_gpu_update, "pending", type(_gpu_update.pending)())
+    gpu, owner = host_context.gpu(0), object()
+    gradient = cuda.cupy().zeros((2, 3), np.float32)
+    _gpu_update.defer({1: _gpu_update.Deferred(gpu, gradient, owner)})
+    _gpu_update.move_from(owner, [])
+    assert _gpu_update.pending[1][1].gradient is gradient
+    _gpu_update.move_from(owner, [gpu])
+    assert _gpu_update.pending[1][1].owner is None
+
+
+def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
+    done, room, steps = [], [False], []
+    inputs = _graph_cache.GraphPass.inputs
+
+    def once_without(self):
+        if not room[0]:
+            room[0] = True
+            raise OutOfMemoryError("no room")
+        return inputs.fget(self)
+
+    def captured(call, stream):
+        call()
+        return SimpleNamespace(launch=lambda stream: done.append(len(steps)))
+
+    monkeypatch.setattr(_graph_cache.GraphPass, "inputs", property(once_without))
+    monkeypatch.setattr(cuda, "captured", captured)
+    executor = trained_once()
+    while len(steps) < 4:
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+        steps.append(len(steps))
+    assert room == [True]
+    assert done[-1] == 3
