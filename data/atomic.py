@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+#: The errors of a write, which name no file: no room, no quota, too large, a broken disk.
+_OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def folder_problem(path: Path | None) -> str | None:
@@ -82,6 +86,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(scratch, path)
     except BaseException as error:
         scratch.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a write that fails names no file
+        # The block's other errors, such as a download's, are about something else than this file.
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_A_WRITE:
             error.filename = str(path)
         raise

@@ -143,9 +143,11 @@ def save_checkpoint(
             arrays[f"{kind}:{name}"] = array.asnumpy()
     params_content = params_io.write(arrays, str(params_file))
     text = graph.dump("attr") + "\n"
-    with replacing(symbol_file) as symbol_stream, replacing(params_file) as params_stream:
+    with replacing(symbol_file) as symbol_stream:
         symbol_stream.write(text.encode("utf-8"))
-        params_stream.write(params_content)
+        symbol_stream.flush()  # whatever fails from here on is the other file's
+        with replacing(params_file) as params_stream:
+            params_stream.write(params_content)
 
 
 def replace_convolution(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -91,6 +92,16 @@ def test_a_write_without_room_names_the_file() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(Path("folder").iterdir())
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("timed out"), ConnectionResetError(errno.ECONNRESET, "reset"), OSError("another")]
+)
+def test_another_error_of_the_block_names_no_file(error: OSError) -> None:
+    said = str(error)
+    with pytest.raises(type(error)) as raised, replacing(Path("folder/new")):
+        raise error
+    assert str(raised.value) == said
 
 
 def test_a_name_of_the_greatest_length() -> None:

@@ -1,6 +1,7 @@
 """Original files: opened in each spelling, run, written again, and read by MXNet's own reader of parameters."""
 
 import json
+import resource
 
 import graph_files as files
 import numpy as np
@@ -139,6 +140,27 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path):
     assert (tmp_path / "net-symbol.json").read_bytes() == before
     names = ["net-0001.params", "net-0002.params", "net-symbol.json"]
     assert sorted(file.name for file in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize(("layers", "room"), [(20, 2000), (200, 20000), (1, 2000)])
+def test_a_full_disk_names_the_file_and_leaves_the_old_ones(tmp_path, layers, room):
+    """The symbol's file has no room, at its end or already in between; or the parameters' file."""
+    symbol, full = mx.sym.var("data"), "symbol.json" if layers > 1 else "0001.params"
+    for number in range(layers):
+        symbol = mx.sym.relu(symbol, name=f"relu{number}")
+    params = {} if layers > 1 else {"w": mx.nd.zeros(room)}
+    old = [tmp_path / "net-symbol.json", tmp_path / "net-0001.params"]
+    for path in old:
+        path.write_text("old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(OSError, match=f"net-{full}'$"):
+            ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, params, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.read_text() for path in old] == ["old", "old"]
+    assert sorted(tmp_path.iterdir()) == sorted(old)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "int32", "int8", "int64"])
