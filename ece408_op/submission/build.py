@@ -189,7 +189,9 @@ def _command(unit: Path, code: str, headers: Path, architecture: str) -> list[st
     last = [word for folder in folders for word in ("-idirafter", str(folder))]
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), str(unit)]
     common += ["-shared", "-o", str(unit.parent / "out" / "submission.so")]
-    last.append(f"-ffile-prefix-map={unit.parent}/src/=")  # for __FILE__, as the author knows it
+    # A helper in a folder below may include one at the top; <string.h> stays the system's. And __FILE__ is as the
+    # author knows it.
+    last += ["-iquote", f"{unit.parent}/src", f"-ffile-prefix-map={unit.parent}/src/="]
     if not architecture:
         return [compiler("g++"), *CPU_OPTIONS, f"-Wl,{_LINK}", *common, *last, "-ldl"]
     host = ",".join(("-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks", *last))

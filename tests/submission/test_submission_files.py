@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -290,6 +291,22 @@ def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) ->
     source.write_text('#include "string.h"\n#if __cplusplus < 201703L\n#error C++17\n#else\nint one = own;\n#endif\n')
     with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
         build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
+    assert ended.value.reason.startswith("it has no forward(y, x, w)")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("context", ["cpu", "gpu"])
+def test_a_helper_in_a_folder_below_includes_one_at_the_top(context: str, tmp_path: Path) -> None:
+    if context == "gpu" and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    (tmp_path / "impl").mkdir()
+    (tmp_path / "string.h").write_text("#error it takes the place of the system's\n")
+    (tmp_path / "b.h").write_text('#pragma once\nconst int own = 1;\n#if 0\n#include "string.h"\n#endif\n')
+    (tmp_path / "impl" / "a.h").write_text('#include "b.h"\n#include <string.h>\n')
+    source = tmp_path / "new-forward.h"
+    source.write_text('#include "b.h"\n#include "impl/a.h"\nint one = own;\n')
+    with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
+        build.build(source, context, folder, build.tools(), sandbox.LimitsSpec(), "sm_90" if context == "gpu" else "")
     assert ended.value.reason.startswith("it has no forward(y, x, w)")
 
 
