@@ -17,6 +17,8 @@ _COURSES = (OPERATOR, "new.cc", "new.cu")  # the course's own files next to a st
 _INNER = "ece408_src"  # the folder of the course's file
 _LEVELS = 20  # levels of folders in a class
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+#: Sources too, by their own path alone: next to a submission they are its parts.
+_SOURCES = (".c", ".cxx", ".hh", ".hxx", ".inl")
 _PACKED = "an archive; unpack it first"
 
 
@@ -43,7 +45,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
     """Return the submissions that the paths name, in order, each once, and what their folders have that is not graded.
 
     A path is a file, a folder of one submission or a folder of many. Not graded are other folders, archives, and files
-    that may be submissions. Raises SpecError for a path that does not exist or has no submission.
+    that may be submissions; among several paths, as ``class/*`` gives, other files too. Raises SpecError for a path
+    that does not exist or has no submission.
     """
     found: dict[str, Submission] = {}
     passed_over: list[tuple[Path, str]] = []
@@ -53,7 +56,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         if isfile(path) and path.suffix.lower() in _ARCHIVES:
             raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
         if isfile(path) and not _may_be_one(path):
-            raise SpecError(f"{path}: expected a folder or a file of {', '.join(SUFFIXES)}, got another file")
+            passed_over.append((path, f"expected a folder or a file of {', '.join(SUFFIXES)}, got another file"))
+            continue
         here, over = ([_of_file(path, context)], []) if isfile(path) else _within(path, context, gpu_here)
         if not here:
             why = "".join(f"; {one}: {reason}" for one, reason in over[:5])
@@ -61,6 +65,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         for one in here:
             found.setdefault(abspath(one.path), _checked(one, path))
         passed_over += over
+    if not found:
+        raise SpecError("; ".join(f"{path}: {why}" for path, why in passed_over[:5]))
     return list(found.values()), passed_over
 
 
@@ -101,7 +107,7 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
 
 
 def _may_be_one(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES or "forward" in path.name.lower()
+    return path.suffix.lower() in (*SUFFIXES, *_SOURCES) or "forward" in path.name.lower()
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -147,6 +147,15 @@ def test_a_file_that_is_no_submission_is_not_compiled(tmp_path: Path) -> None:
     assert len(_submission.find([tmp_path / "new-forward.txt"], None, lambda: False)[0]) == 1
 
 
+def test_files_next_to_a_class_are_left_out_and_told_of(tmp_path: Path) -> None:
+    touch(tmp_path, "ann/new-forward.h", "k.cxx", "k.inl", "notes.txt", "roster.csv")
+    found, passed_over = _submission.find(sorted(tmp_path.iterdir()), None, lambda: False)
+    assert [(one.path.name, one.context) for one in found] == [("ann", "cpu"), ("k.cxx", "cpu"), ("k.inl", "cpu")]
+    assert [path.name for path, why in passed_over if why.endswith("got another file")] == ["notes.txt", "roster.csv"]
+    with pytest.raises(SpecError, match=r"notes\.txt: expected .*; .*roster\.csv: expected a folder"):
+        _submission.find([tmp_path / "notes.txt", tmp_path / "roster.csv"], None, lambda: False)
+
+
 def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
     touch(tmp_path, "top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
