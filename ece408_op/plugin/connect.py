@@ -12,12 +12,12 @@ from typing import Any
 
 import mxnet as mx
 
-from . import default_layout, imperative, mxnet_errors, operator, pinned_arguments
+from . import default_layout, fast_custom_op, imperative, mxnet_errors, operator, pinned_arguments
 
 #: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
 UNDEFINED, DENSE = -1, 0
 
-#: In which MXNet's threads, which need Python's lock for it, free the operators of calls that have ended.
+#: In which MXNet's threads, which need Python's lock for it, begin to free the operators of calls that have ended.
 _FREEING_SECONDS = 0.02
 
 
@@ -66,3 +66,4 @@ def _finish_before_fork() -> None:
     if threading.current_thread() is threading.main_thread():
         _finish_pending()
         time.sleep(_FREEING_SECONDS)
+        fast_custom_op.deleting.wait_for_others(_FREEING_SECONDS)

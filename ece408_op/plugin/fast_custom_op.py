@@ -7,6 +7,8 @@ for ResNet-50. A ``FastCustomOp`` gets cheaper ones, of the same class, through 
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +47,31 @@ def call_array(handle: int) -> CallArray:
     return array
 
 
+class Deleting:
+    """The callbacks of MXNet's threads that are deleting operators; these threads keep a lock of MXNet's meanwhile."""
+
+    def __init__(self) -> None:
+        self._threads, self._end = list[int](), 0.0
+
+    def __enter__(self) -> None:
+        """Note a callback of this thread."""
+        self._threads.append(threading.get_ident())
+
+    def __exit__(self, *error: object) -> None:
+        """Note its end."""
+        self._threads.remove(threading.get_ident())
+        self._end = time.monotonic()
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Wait until no other thread has deleted an operator for so long: the next one needs time to begin."""
+        own = threading.get_ident()
+        while any(one != own for one in list(self._threads)) or time.monotonic() < self._end + seconds:
+            time.sleep(seconds / 20)
+
+
+deleting = Deleting()
+
+
 class Deletable:
     """What MXNet makes callbacks for: it drops all that it has when MXNet deletes it.
 
@@ -74,10 +101,11 @@ class Deletable:
         mxnets = ctypes.cast(callback, _DELETED)
 
         def call(context: Any) -> int:
-            held = self._held
-            self.__dict__.clear()
-            self._held = held
-            return mxnets(context)
+            with deleting:
+                held = self._held
+                self.__dict__.clear()
+                self._held = held
+                return mxnets(context)
 
         return call
 
@@ -126,4 +154,4 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         return call
 
 
-__all__ = ("CallArray", "Deletable", "FastCustomOp", "call_array")
+__all__ = ("CallArray", "Deletable", "FastCustomOp", "call_array", "deleting")

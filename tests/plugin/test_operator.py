@@ -183,3 +183,31 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), int(y[-1, -1, -1, -1].asscalar())
             assert printed("-c", program, timeout=30) == f"3 {36**4}\n"
             return
     pytest.fail("it did not end")
+
+
+def test_a_fork_while_operators_are_deleted():
+    """What frees memory lets other threads run meanwhile."""
+    program = """
+import os, time
+import ece408_op, mxnet as mx
+from ece408_op.plugin.fast_custom_op import FastCustomOp
+class Memory:
+    def __del__(self):
+        time.sleep(0.1)
+class Keeps(FastCustomOp):
+    def forward(self, req, in_data, out_data, **given):
+        self.memory = Memory()
+        self.assign(out_data[0], req[0], in_data[0])
+@mx.operator.register("keeps")
+class Prop(mx.operator.CustomOpProp):
+    def create_operator(self, *given):
+        return Keeps()
+for _ in range(5):
+    x = mx.nd.ones((2, 3))
+    for _ in range(3):
+        x = mx.nd.Custom(x, op_type="keeps")
+    if not os.fork():
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), end="")
+"""
+    assert printed("-c", program, timeout=60) == "33333"
