@@ -26,7 +26,7 @@ class CaptureError(RetryError):
     """A pass cannot be captured."""
 
 
-class _Pool:
+class Pool:
     """A pool of the GPUs' memory that is freed when its last array is gone, and not before.
 
     CuPy never frees what a pool leaves. Where there is no room, it frees what no array of the pool uses at the moment,
@@ -69,7 +69,7 @@ class _Pool:
 class GraphPass:
     """One pass of one rank as a CUDA graph: its inputs on the GPU, of these shapes, and its launches."""
 
-    def __init__(self, pool: _Pool, shapes: Sequence[Shape]) -> None:
+    def __init__(self, pool: Pool, shapes: Sequence[Shape]) -> None:
         self._pool, self._shapes, self._inputs = pool, shapes, list[Any]()
         #: Pinned memory for its inputs, if they are queued before the pass that they follow ends.
         self.pinned: Sequence[np.ndarray] = ()
@@ -122,7 +122,7 @@ class Graphs:
             with gpu.device:
                 # The first step's memory is free for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
-        self._pool, self._passes = _Pool(gpus), dict[Hashable, GraphPass]()
+        self._pool, self._passes = Pool(gpus), dict[Hashable, GraphPass]()
         #: Whether a pass could not be captured. No other one is then: it would read what that one has filled.
         self.refused = False
         #: The kind of the last step's backward pass, if it depends on labels alone.
@@ -148,7 +148,7 @@ class Graphs:
         """Forget the passes, and free their memory but for the values of a forward pass."""
         self._passes.clear()
         self._pool.free()
-        self._pool = _Pool(self._gpus)
+        self._pool = Pool(self._gpus)
 
 
 class GraphCache:
@@ -183,4 +183,4 @@ class GraphCache:
             self._graphs = self._last = None
 
 
-__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs")
+__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs", "Pool")

@@ -139,7 +139,7 @@ def test_verify_takes_the_states_of_a_batch_normalization(folder):
 def test_a_network_whose_output_has_rows_and_columns_ends_with_one_message(folder, script):
     saved(folder, "map", mx.sym.Convolution(mx.sym.Variable("data"), kernel=(12, 12), num_filter=10, name="conv"), 12)
     done = run(script, "map", 3)
-    expected = "expected scores (images, classes) as the network's first output, got (3, 10, 1, 1); add a Flatten"
+    expected = "expected scores (images, classes) as the network's first output, got (3, 10, 17, 17); add a Flatten"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"{script}: {expected}")
 
 

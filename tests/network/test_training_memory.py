@@ -64,7 +64,7 @@ def test_memory_of_captured_launches_stays_where_there_is_no_room(monkeypatch):
     space = {"Memory": Memory, "MemoryPool": Pool, "MemoryPointer": lambda block, offset: block}
     for name, one in space.items():
         monkeypatch.setattr(cuda.cupy().cuda, name, one, raising=False)
-    pool = _graph_cache._Pool([host_context.gpu(0)])
+    pool = _graph_cache.Pool([host_context.gpu(0)])
     pool._pool.malloc(100)
     pool._pool.free_all_blocks()
     (block,) = made
