@@ -25,7 +25,7 @@ _OTHER_OPTIONS = (
     ("ambiguous|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
 )
 #: What the compiler says of the course's part where the file has no forward.
-_NO_FORWARD = re.compile(r"after\.h:\d+.*‘forward’ was not declared")
+_NO_FORWARD = re.compile(r"after\.h:\d+.*\Wforward\W was not declared")
 #: Outputs beyond it come from a variable without a value.
 _UNSET = 1e38
 #: What g++ says of a variable, or of an element of an array.

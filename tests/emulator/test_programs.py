@@ -92,7 +92,8 @@ def test_an_unknown_part_of_cuda_is_named_with_its_line(name: str, code: str, pr
     assert caught.value.lines[0][0] == line
 
 
-def test_a_file_without_forward_is_told_so(programs: Path) -> None:
+def test_a_file_without_forward_is_told_so(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")  # the compiler's quotes are plain then
     with pytest.raises(emulator.CompileError, match=r"^it has no forward\(y, x, w\)"):
         report("__global__ void run(float *y) { y[threadIdx.x] = 1; }", programs)
 
