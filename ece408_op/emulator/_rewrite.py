@@ -28,6 +28,9 @@ _DYNAMIC = re.compile(
 _BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 #: From the end of a kernel's bounds to its parameters, and from these to its body.
 _BOUNDED_NAME, _BODY = re.compile(r"\s*(?:void\s+)?\w+\s*\("), re.compile(r"\s*\{")
+_NAME, _PARAMETER = re.compile(r"\b[A-Za-z_]\w*"), re.compile(r"\b([A-Za-z_]\w*)\s*(?:[,)=[]|$)")
+#: A directive up to the searched text's end, which a backslash continues on the next line.
+_IN_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*\Z", re.MULTILINE | re.DOTALL)
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
 #: Directives and the beginning of a loop with a condition.
 _LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
@@ -101,9 +104,13 @@ def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, 
 def _launch_bounds(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     """Have the kernel's body begin with a check of the block's threads, where template arguments are known."""
     end = _closing(masked, found.end())
-    name = _BOUNDED_NAME.match(masked, end + 1)
-    body = _BODY.match(masked, _closing(masked, name.end()) + 1) if name else None
-    if not body:
+    name = _BOUNDED_NAME.match(masked, end + 1) if end >= 0 else None
+    close = _closing(masked, name.end()) if name else -1
+    body = _BODY.match(masked, close + 1) if close >= 0 else None
+    if not name or not body or _IN_DIRECTIVE.search(masked, 0, found.start()):
+        return found.end(), found[0]
+    parameters = set(_PARAMETER.findall(masked, name.end(), close))
+    if parameters.intersection(_NAME.findall(masked, found.end(), end)):  # in the body, it is the parameter
         return found.end(), found[0]
     check = f"if (::emulator::beyond_bounds({text[found.end() : end]})) return;"
     return body.end(), f"{text[end + 1 : body.end()]} {check}"

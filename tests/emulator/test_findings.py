@@ -277,20 +277,6 @@ def test_calls_that_fail_are_found(programs: Path) -> None:
     assert [(one.kind, one.line) for one in report.findings if one.kind == "call"] == [("call", 9), ("call", 10)]
 
 
-def test_a_block_of_more_threads_than_the_launch_bounds_is_found(programs: Path) -> None:
-    bounded = """template <int most>
-__global__ void __launch_bounds__(most / 2,
-                                  1) bounded(float *y) {{ y[threadIdx.x] = 1; }}
-__global__ void run"""
-    host = "bounded<128><<<2, 64>>>(y.dptr_); bounded<126><<<2, 64>>>(y.dptr_ + 64); return;"
-    path = programs / "bounds.cuh"
-    path.write_text(SOURCE.replace("__global__ void run", bounded).format(body="y[i] = 0;", host=host, threads=64))
-    (report,) = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])
-    ((kind, line, message),) = [(one.kind, one.line, one.message) for one in report.findings]
-    assert (kind, line, message.partition("threads, and ")[2]) == ("call", 12, "__launch_bounds__ allows 63")
-    assert (report.y.reshape(-1)[:128] == np.repeat([1, 0], 64)).all()
-
-
 def test_a_compile_error_has_the_files_line(programs: Path) -> None:
     with pytest.raises(emulator.CompileError) as caught:
         run("y[i] = x[j];", programs)
