@@ -63,13 +63,11 @@ WRONG = {
         {("out of bounds", 9, 0), ("out of bounds", 8, 0)},
     ),
     "rows of dynamic shared memory": (
-        "extern __shared__ float d[][8];\nd[i / 8][i % 8] = x[i];\ny[i + 64 * b] = d[i / 8][i % 8];",
+        "extern __shared__ float d[][8];\n(&d[0][0])[i] = x[i];\n__syncthreads();\n"
+        "y[d[i / 8][i % 8] == x[i] ? i + 64 * b : -99] = 0;",
         set(),
     ),
-    "in front of dynamic shared memory": (
-        "extern __shared__ float d[];\nd[i - 1] = 1;\ny[i] = 0;",
-        {("out of bounds", 6, 0)},
-    ),
+    "in front of shared memory": ("extern __shared__ float d[];\nd[i - 1] = y[i] = 0;", {("out of bounds", 6, 0)}),
     "another array of the program": (
         "y[i] = filters[i + 40];\ntable[i + b] = 1;",
         {("out of bounds", 5, 0), ("out of bounds", 6, 0)},
@@ -130,6 +128,20 @@ WRONG = {
         "if (i % 32 == 0) atomicCAS((int *)other, 0, 1), *(volatile int *)other = 0, flag[b] = 1;\n"
         "if (flag[b] > 2 || (b && flag[0] > 0)) y[i] = y[64 + i];",
         set(),
+    ),
+    "a volatile flag that is read by an atomic operation": (
+        "y[64 + i + 64 * b] = x[i];\n__threadfence();\n__syncthreads();\n"
+        "if (b == 0 && i == 0) *(volatile int *)table = 1;\n__shared__ int set;\n"
+        "if (i == 0) set = atomicAdd((int *)table, 0);\n__syncthreads();\nif (b && set) y[i] = y[64 + i];",
+        set(),
+    ),
+    "volatile zeros for an atomic sum": (
+        "if (i < 4) *(volatile float *)(y + i + 4 * b) = 0;\n__syncthreads();\natomicAdd(y + (i + 4) % 8, 1.f);",
+        {("race", 7, 5)},
+    ),
+    "a volatile zero for another block's atomic sum": (
+        "if (b == 0 && i == 0) *(volatile float *)y = 0;\nif (b == 1 && i == 0) atomicAdd(y, x[i]);",
+        {("race", 6, 5)},
     ),
     "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
     "a write into constant memory": ("filters[i % 50] = 1;\ny[i] = 0;", {("input", 5, 0)}),

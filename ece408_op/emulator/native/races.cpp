@@ -191,8 +191,10 @@ void watch_global(std::vector<GlobalWrite> &writes, uintptr_t begin, uintptr_t e
                 overwrites.push_back({begin + 4 * at, {}, uint8_t(last.mask & mask), message, code, other});
                 std::memcpy(overwrites.back().old, reinterpret_cast<const void *>(overwrites.back().word), 4);
             }
+            // A lock that is given back, or a flag behind a fence. Else it is no more than a plain write.
+            const bool publishes = in_volatile && (receives || fenced_part >= block_part);
             last = {part, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)),
-                    uint8_t(mask | (in_volatile ? VOLATILE : 0))};
+                    uint8_t(mask | (publishes ? VOLATILE : 0))};
         } else if (race) {
             report("race", message, code, other);
         } else if (operation == ATOMIC && (last.mask & VOLATILE)) {
