@@ -133,8 +133,9 @@ def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> Non
             f"pip uninstall {' '.join(builds)}, then install one of them"
         )
     threads = os.environ.get("OMP_NUM_THREADS", "").strip()
-    if not re.fullmatch(r"([+-]?\d+)?", threads):  # the library would end the process
-        raise MXNetImportError(f"OMP_NUM_THREADS: expected one whole number, which MXNet can read, got {threads!r}")
+    # The library would end the process.
+    if not re.fullmatch(r"([+-]?[0-9]{1,10})?", threads) or abs(int(threads or 0)) >= 1 << 31:
+        raise MXNetImportError(f"OMP_NUM_THREADS: expected one whole number below 2**31, got {threads!r}")
     if sys.flags.optimize > 1:
         raise MXNetImportError("MXNet needs its docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2")
     if any("cu11" in build for build in builds):

@@ -167,7 +167,9 @@ def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, error: s
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("OMP_NUM_THREADS", "2,4", "OMP_NUM_THREADS: expected one whole number, which MXNet can read, got '2,4'"),
+        ("OMP_NUM_THREADS", "2,4", "OMP_NUM_THREADS: expected one whole number below 2**31, got '2,4'"),
+        ("OMP_NUM_THREADS", "2147483648", "OMP_NUM_THREADS: expected one whole number below 2**31, got '2147483648'"),
+        ("OMP_NUM_THREADS", "9" * 11, f"OMP_NUM_THREADS: expected one whole number below 2**31, got '{'9' * 11}'"),
         ("PYTHONOPTIMIZE", "2", "MXNet needs its docstrings: run Python without -OO, and without PYTHONOPTIMIZE=2"),
     ],
 )
