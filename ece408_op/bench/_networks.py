@@ -86,8 +86,9 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
                 rows.append(Row(f"gpu_network {impl}", FORWARD, status="skipped", reason=str(error), impl=impl))
         gpus = cuda.cupy().cuda.runtime.getDeviceCount()
         if gpus > 1:
-            several = inference.on_gpu(built_in, AUTO, device_ids=range(gpus))
-            add(f"gpu_network {AUTO}, {gpus} GPUs", AUTO, {FORWARD: _executed(several, pixels)})
+            # Nothing here names the network, which would keep its memory from PyTorch.
+            called = f"gpu_network {AUTO}, {gpus} GPUs"
+            add(called, AUTO, {FORWARD: _executed(inference.on_gpu(built_in, AUTO, device_ids=range(gpus)), pixels)})
         free_gpu()
         for contestant, calls in _pytorch(built_in, pixels):
             add(contestant, "", calls)
