@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -78,14 +78,14 @@ class Engine:
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
         self._independent: BoundedDict[tuple[Shape, ...], bool] = BoundedDict(_KEPT_SHAPES)
-        #: Copies of the parameters that the GPU has.
+        #: Copies of the parameters that were sent last, and the GPU's arrays, if it has them still.
         self.sent: Sequence[np.ndarray] = []
         self._sent_at: np.ndarray = np.empty(0, np.int64)
         self._parameters: dict[int, Any] = {}
 
     def has(self, parameters: Sequence[np.ndarray]) -> bool:
         """Return whether the GPU has these parameters, copies that were sent to it or to another GPU."""
-        return self.sent is parameters or not self.network.parameters
+        return (self.sent is parameters and bool(self._parameters)) or not self.network.parameters
 
     def comparisons(self, parameters: Sequence[int]) -> tuple[list[Callable[[], None]], threading.Event]:
         """Return functions that compare parameters at these addresses with the GPU's, and what is set if some differ.
@@ -109,6 +109,8 @@ class Engine:
         The outputs are the network's own memory until the next call.
         """
         with self.gpu.lock, self.gpu.device:
+            if not self.has(self.sent):
+                self.send(self.sent)
             (batch,) = self.chunks([array.shape for array in data], whole_batch=True).batches
             return batch.run(self.given(data), data)
 
@@ -132,8 +134,21 @@ class Engine:
     def send(self, parameters: Sequence[np.ndarray]) -> None:
         """Send all parameters, arrays that nobody changes.
 
-        The caller has the GPU's lock, and the GPU is the current one.
+        The caller has the GPU's lock, and the GPU is the current one. Raises DeviceError if there is no memory.
         """
+        with suppress(cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError):
+            return self._send(parameters)
+        # Here, since the error's traceback has kept the memory of the attempt.
+        free_memory(self.gpu, self)
+        try:
+            self._send(parameters)
+        except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
+            raise DeviceError(
+                f"the GPU's memory: expected room for the network's parameters, got {error.__cause__ or error}; end "
+                "other programs on the GPU"
+            ) from error
+
+    def _send(self, parameters: Sequence[np.ndarray]) -> None:
         # Where the GPU fails meanwhile, it has none of them.
         self.sent, self._parameters = [], {}
         with self.gpu.stream:
@@ -179,8 +194,14 @@ class Engine:
                     ) from error
             # Here, since the error's traceback has kept the memory of the attempt.
             images = ceil_div(images, 2) if freed else images
-            free_memory(self.gpu)
+            free_memory(self.gpu, self)
             freed = True
+
+    def free(self, parameters: bool) -> None:
+        """Free what computes, and the parameters too if asked: the next call sends them. The caller as in ``send``."""
+        self.batches.clear()
+        if parameters:
+            self._parameters = {}
 
     def _chunk_images(self, data: dict[str, Shape]) -> int:
         """Return the images of a chunk: enough to keep the GPU busy, few enough that copies overlap with computing."""
@@ -298,19 +319,22 @@ def engines() -> list[Engine]:
 caches: WeakSet[Any] = WeakSet()
 
 
-def free_memory(gpu: Gpu) -> None:
-    """Free what all networks keep of a GPU's memory for later calls; the caller has its lock, for which they wait."""
+def free_memory(gpu: Gpu, user: Engine | None = None) -> None:
+    """Free what all networks keep of a GPU's memory for later calls, but not the parameters of ``user``.
+
+    The caller has the GPU's lock, for which they wait.
+    """
     for one in list(caches):
         one.clear()
     for other in engines():
         if other.gpu is gpu:
-            other.batches.clear()
+            other.free(parameters=other is not user)
     with gpu.device:
         cuda.cupy().get_default_memory_pool().free_all_blocks()
 
 
 def clear() -> None:
-    """Free the GPU memory of all networks; networks that are bound hold theirs until they are gone."""
+    """Free the GPU memory of the networks that are gone; those whose symbol or executor is held keep theirs."""
     _kept.clear()
 
 

@@ -97,7 +97,7 @@ def test_networks_that_are_bound_share_an_engine_however_many_there_are(inside, 
     batch = engine.Batch
 
     def made(*given):
-        if any(one.batches for one in found):
+        if any(one.batches or one._parameters for one in found):
             with inside:
                 raise network_fake.OutOfMemoryError("no room")
         return batch(*given)
@@ -106,6 +106,47 @@ def test_networks_that_are_bound_share_an_engine_however_many_there_are(inside, 
     compute(bound(images=5, filters=7))
     *_, (_, (own,)) = engine.engines()[-1].batches.values()
     assert own.images == 5
+
+
+def test_networks_whose_parameters_have_no_room_at_the_same_time(monkeypatch):
+    asarray, sent = cuda.cupy().asarray, []
+
+    def with_room_for_three(array):
+        if sum(one() is not None for one in sent) == 6:  # filters and bias of each
+            raise network_fake.OutOfMemoryError("no room")
+        copy = asarray(array)
+        sent.append(weakref.ref(copy))
+        return copy
+
+    executors = [bound(filters=filters) for filters in range(1, 7)]
+    expected = [compute(executor) for executor in executors]
+    for one in engine.engines():
+        one.free(parameters=True)
+    monkeypatch.setattr(cuda.cupy(), "asarray", with_room_for_three)
+    for _ in range(2):
+        for executor, right in zip(executors, expected):
+            assert (compute(executor) == right).all()
+    assert len(sent) == 2 * 6 * 2
+
+
+def test_no_room_for_the_parameters_is_one_error(monkeypatch):
+    def without_room(array):
+        raise network_fake.OutOfMemoryError("no room")
+
+    executor = bound(filters=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.cupy(), "asarray", without_room)
+        words = "GPU 0: the GPU's memory: expected room for the network's parameters, got no room; end other programs"
+        with pytest.raises(DeviceError, match=words):
+            compute(executor)
+    assert np.isfinite(compute(executor)).all()
+
+
+def test_a_network_computes_arrays_of_a_gpu_after_another_one_took_its_memory():
+    expected, own = compute(bound()), engine.engines()[-1]
+    engine.free_memory(own.gpu)
+    (found,) = own.compute([cuda.cupy().asarray(bound().arg_dict["data"].asnumpy())])
+    assert (found == expected).all()
 
 
 def test_blocks_of_gluon_find_their_engines_however_many_there_are():
