@@ -46,16 +46,18 @@ def test_the_memory_of_passes_that_a_cuda_graph_repeats_is_free_after_them():
         mx.nd.waitall()
         return megabytes()
 
-    found = []
-    for _ in range(2):
-        most = trained()
+    def left():
         gc.collect()
         engine.clear()
         cuda.cupy().get_default_memory_pool().free_all_blocks()
-        found.append((most, megabytes()))
-    (_, before), (most, after) = found
-    assert most - before > 32
-    assert after - before < 8
+        return megabytes()
+
+    trained()
+    for _ in range(5):  # other programs may use the GPU at the same time
+        before, most, after = left(), trained(), left()
+        if most - before > 32 and after - before < 8:
+            return
+    pytest.fail(f"expected the memory of before, {before} MB, after training with {most} MB; got {after} MB")
 
 
 @pytest.mark.parametrize("symbol", [layer, S.transpose(layer)], ids=["a CUDA graph", "none"])
