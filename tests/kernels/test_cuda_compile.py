@@ -63,9 +63,9 @@ def _jobs(every: bool) -> dict[Case, Job]:
             general = [p for p in [*gradients, *PROBLEMS] if not kernel.not_supported_reasons(p, chip)]
             several = every and kernel in SEVERAL
             if several and architecture == main:
-                chosen = [*_spread(fitting, 4), *_spread(pooled, 2), *_spread(general, 4)]
-            elif several or architecture == 90:
-                chosen = [*fitting[:1], *pooled[:1], *(general[:1] if architecture == 90 else general[-1:])]
+                chosen = [*_spread(fitting, 5), *_spread(pooled, 2), *_spread(general, 5)]
+            elif architecture == 90:
+                chosen = [*fitting[:1], *pooled[:1], *general[:1]]
             else:
                 chosen = [*fitting, *general][:1]
             for problem in chosen:
