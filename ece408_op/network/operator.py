@@ -43,7 +43,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         self._given = attributes
         self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
         self._error: GraphError | None = None
-        #: Those of the last operator: they stay as long as the symbol, of which Gluon makes an operator for each call.
+        #: Those of the last operator. They stay as long as the symbol: Gluon makes an operator for each call.
         self._engines: list[Engine] = []
         try:
             self._network = parse(attributes.get("graph", ""))

@@ -63,9 +63,12 @@ class Deleting:
         self._end = time.monotonic()
 
     def wait_for_others(self, seconds: float) -> None:
-        """Wait until no other thread has deleted an operator for so long: the next one needs time to begin."""
-        own = threading.get_ident()
-        while any(one != own for one in list(self._threads)) or time.monotonic() < self._end + seconds:
+        """Wait until no other thread has deleted an operator for so long: the next one needs time to begin.
+
+        A thread that trains deletes one at each step: so a pause is waited for 50 times as long at most.
+        """
+        own, last = threading.get_ident(), time.monotonic() + 50 * seconds
+        while any(one != own for one in list(self._threads)) or time.monotonic() < min(self._end + seconds, last):
             time.sleep(seconds / 20)
 
 
