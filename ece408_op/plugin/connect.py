@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -17,8 +19,8 @@ from . import default_layout, fast_custom_op, imperative, mxnet_errors, operator
 #: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
 UNDEFINED, DENSE = -1, 0
 
-#: In which MXNet's threads, which need Python's lock for it, begin to free the operators of calls that have ended.
-_FREEING_SECONDS = 0.02
+#: How often a fork looks at MXNet's threads, and for how long at most while they go on working, in seconds.
+_BETWEEN_LOOKS, _LONGEST_LOOKING = 0.01, 0.5
 
 
 @cache
@@ -61,9 +63,25 @@ def _finish_pending() -> None:
 def _finish_before_fork() -> None:
     """Wait for what is pending, as at exit: MXNet stops its threads before a fork, while this thread has Python's lock.
 
-    A thread of MXNet's runs an operator itself, and would wait for itself.
+    A thread of MXNet's runs an operator itself, and would wait for itself. Its threads also delete the operators of
+    calls that have ended, for which they need the lock: they have done so once two looks at them find all asleep, as
+    one that waits for the lock gets it between the two.
     """
-    if threading.current_thread() is threading.main_thread():
-        _finish_pending()
-        time.sleep(_FREEING_SECONDS)
-        fast_custom_op.deleting.wait_for_others(_FREEING_SECONDS)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _finish_pending()
+    asleep, last = 0, time.monotonic() + _LONGEST_LOOKING
+    while fast_custom_op.deleting.in_others() or (asleep < 2 and time.monotonic() < last):
+        time.sleep(_BETWEEN_LOOKS)
+        asleep = 0 if _other_threads_run() else asleep + 1
+
+
+def _other_threads_run() -> bool:
+    """Return whether a thread that Python did not start runs or waits for a processor; False where Linux can't say."""
+    pythons = {one.native_id for one in threading.enumerate() if not one.name.startswith("Dummy-")}
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            state = task.read_text().rpartition(")")[2].split()[0]
+            if state in "RD" and int(task.parent.name) not in pythons:
+                return True
+    return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +50,7 @@ class Deleting:
     """The callbacks of MXNet's threads that are deleting operators; these threads keep a lock of MXNet's meanwhile."""
 
     def __init__(self) -> None:
-        self._threads, self._end = list[int](), 0.0
+        self._threads = list[int]()
 
     def __enter__(self) -> None:
         """Note a callback of this thread."""
@@ -60,16 +59,11 @@ class Deleting:
     def __exit__(self, *error: object) -> None:
         """Note its end."""
         self._threads.remove(threading.get_ident())
-        self._end = time.monotonic()
 
-    def wait_for_others(self, seconds: float) -> None:
-        """Wait until no other thread has deleted an operator for so long: the next one needs time to begin.
-
-        A thread that trains deletes one at each step: so a pause is waited for 50 times as long at most.
-        """
-        own, last = threading.get_ident(), time.monotonic() + 50 * seconds
-        while any(one != own for one in list(self._threads)) or time.monotonic() < min(self._end + seconds, last):
-            time.sleep(seconds / 20)
+    def in_others(self) -> bool:
+        """Return whether a thread other than this one is in a callback."""
+        own = threading.get_ident()
+        return any(one != own for one in list(self._threads))
 
 
 deleting = Deleting()

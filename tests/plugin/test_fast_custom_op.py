@@ -1,7 +1,6 @@
 """Custom operators that MXNet calls through the package's callbacks get what MXNet's own callbacks give."""
 
 import gc
-import threading
 import time
 import weakref
 from unittest import mock
@@ -140,21 +139,3 @@ def test_an_operator_that_mxnet_deletes_keeps_nothing_without_a_garbage_collecti
         assert not any(one() for one in kept)
     finally:
         gc.enable()
-
-
-def test_a_fork_does_not_wait_for_the_end_of_another_threads_training():
-    deleting, ended = fast_custom_op.Deleting(), threading.Event()
-
-    def train():
-        while not ended.is_set():
-            with deleting:
-                pass
-            time.sleep(0.0005)
-
-    threads = [threading.Thread(target=work, daemon=True) for work in (train, lambda: deleting.wait_for_others(0.01))]
-    for one in threads:
-        one.start()
-    threads[1].join(60)
-    assert not threads[1].is_alive()
-    ended.set()
-    threads[0].join(60)
