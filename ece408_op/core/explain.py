@@ -92,7 +92,11 @@ class Explanation:
         found += [self.pattern] if self.pattern else []
         found += [text for text in (_spread("image", self.images), _spread("filter", self.filters)) if text]
         drawn = self.map(rows, columns)
-        return [*found, "They are everywhere."] if set("".join(drawn)) == {"9"} else [*found, *drawn]
+        if set("".join(drawn)) == {"9"}:
+            return [*found, "The wrong elements are everywhere."]
+        height, width = (-(-size // most) for size, most in zip(self.counts.shape, (rows, columns)))
+        each = f"{height} x {width} elements" if height * width > 1 else "an element"
+        return [*found, f"Each character is {each} of all maps: . is right, 1 to 9 is the share that is wrong.", *drawn]
 
     def map(self, rows: int = 1 << 30, columns: int = 1 << 30) -> list[str]:
         """Return a line per output row and a character per column, of several each where there are more.
@@ -151,7 +155,7 @@ def explain(
     unwritten = wrong & ((y == before) | (np.isnan(y) & np.isnan(before)))
     name, sentence, rest = _best(case, wrong, unwritten, allowed, size, part_of or (0, len(y)))
     pattern = _pattern(wrong.any((0, 1)))
-    if not pattern and (unwritten == wrong).all():
+    if not (pattern or sentence) and (unwritten == wrong).all():
         pattern = "Your code does not write these elements: are there enough blocks?"
     error = np.where(np.isfinite(y), np.abs(y - exact), np.inf)
     error = np.where(wrong & ~unwritten, error, wrong - 2.0)
@@ -324,7 +328,7 @@ def _pattern(wrong: np.ndarray) -> str:
         inside = folded[np.arange(height)[:, None] % tile, np.arange(width) % tile]
         if (inside == wrong).all() and len(rows) * len(columns) < tile * tile:
             parts = f"{_numbered('row', rows, tile)}, {_numbered('column', columns, tile)}"
-            return f"They repeat every {tile} rows and columns: {parts}"
+            return f"The wrong elements repeat every {tile} rows and columns: {parts}"
     return ""
 
 

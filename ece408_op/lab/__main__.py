@@ -137,7 +137,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option("--watch", action="store_true", help="check it again at each save")
     layer = "layers: channels, rows, columns, filters, the filter's size (default: the course's that fit the file)"
     option("--layer", nargs="+", type=_layer, default=[], metavar="CxHxWxMxK", help=layer)
-    option("--images", type=whole_number(1), metavar="N", help="images (default: few, then more)")
+    option("--images", type=whole_number(1, 10_000), metavar="N", help="images (default: few, then more)")
     option("--emulate", action="store_true", help="emulate a CUDA file on the CPU, although there is a GPU")
     option("--ncu", action="store_true", help="count by Nsight Compute as well, on a GPU")
     option("--json", type=output_file, metavar="FILE", help="write the result to FILE as well")

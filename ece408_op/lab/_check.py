@@ -95,7 +95,7 @@ def check(request: Request) -> Checked:
             _run(file, problems, result)
     except EndedError as error:
         line = line_of(LOOPS, result["source"]) if error.status == "out_of_bounds" else None
-        result.update(status=error.status, reason=f"{error.reason}; see line {line}" if line else error.reason)
+        result.update(status=error.status, reason=f"{error.reason} (see line {line})" if line else error.reason)
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))

@@ -213,7 +213,7 @@ def test_the_mistake_is_found(name: str, p: ConvProblem) -> None:
     found = explain(x, w, kernel(p, given, w), BEFORE)
     assert found.wrong > 0
     assert found.mistake == name.partition(" ")[0], found.sentence
-    assert kernel.words in found.sentence
+    assert kernel.words in found.sentence and "enough blocks" not in found.pattern
     assert found.sentence in "\n".join(found.lines())
     assert json.loads(json.dumps(found.as_data()))["sentence"] == found.sentence
 
@@ -296,8 +296,10 @@ def test_without_a_mistake_it_says_where_the_wrong_elements_are() -> None:
     y[1, :, 3::8, 5::8] += 1
     found = explain(x, w, y, BEFORE)
     assert (found.sentence, found.wrong) == ("", found.counts.sum())
-    assert "They repeat every 8 rows and columns: row 3 of 8, column 5 of 8" in found.lines()
+    assert "The wrong elements repeat every 8 rows and columns: row 3 of 8, column 5 of 8" in found.lines()
     assert "Only image 1 of 3: 54 elements" in found.lines()
+    legend = "Each character is 2 x 1 elements of all maps: . is right, 1 to 9 is the share that is wrong."
+    assert found.lines()[3:] == [legend, *found.map(12, 48)]
     assert found.map()[3] == ".....3.......3.......3.."
     assert [len(line) for line in found.map(12, 12)] == [12] * 12
     assert found.as_data()["map"] == found.map()

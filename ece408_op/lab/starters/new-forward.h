@@ -1,4 +1,4 @@
-// A correct and slow start on the CPU: seven loops, from global memory to global memory.
+// A correct and slow start on the CPU: seven loops, and each sum stays in y.
 #ifndef MXNET_OPERATOR_NEW_FORWARD_H_
 #define MXNET_OPERATOR_NEW_FORWARD_H_
 
