@@ -149,7 +149,8 @@ def _network(network: Data, records: Sequence[Data]) -> dict[str, Any]:
         quartiles = statistics.quantiles(medians, n=4, method="inclusive") if len(medians) > 1 else (0.0, 0.0, 0.0)
         times = ""
         if seconds := layer.get("seconds"):
-            times = f"{_ms(seconds['median'])} ms ({seconds['count']} runs, {_ms(seconds['fastest'])} to "
+            runs = f"{seconds['count']} run{'s' if seconds['count'] > 1 else ''}"
+            times = f"{_ms(seconds['median'])} ms ({runs}, {_ms(seconds['fastest'])} to "
             times += f"{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])})"
         shown["layers"].append(dict(layer, name=name, times=times, quartiles=quartiles))
     return shown

@@ -75,7 +75,8 @@ def load(path: Path | None) -> Spec:
         text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: expected TOML that can be read, got {error}") from None
+        said = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: expected TOML that can be read, got {said}") from None
     where, known = str(path), {net.name: net for net in KNOWN_NETS}
     names = _checked(table.pop("networks", []), [""], f"{where}: networks")
     if not set(names) <= set(known):
@@ -104,7 +105,8 @@ def _checked(value: Any, like: Any, where: str, least: float = 0, name: str = ""
     if is_dataclass(like) and not isinstance(like, type):
         known = {one.name: getattr(like, one.name) for one in fields(like) if one.name not in _NO_KEYS}
         if strange := sorted(set(_checked(value, {}, where)) - set(known)):
-            raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
+            keys = [*known, *(("network", "networks") if isinstance(like, Spec) else ())]
+            raise SpecError(f"{where}: expected the keys {', '.join(sorted(keys))}, got {', '.join(strange)}")
         given = {}
         for key, one in value.items():
             given[key] = _checked(one, _LIKE.get(key, known[key]), f"{where}: {key}", _LEAST.get(key, least), key)

@@ -38,7 +38,7 @@ HERE = Path(__file__).parents[1] / "submissions"
         (f"a = {'[' * 5000}", "expected TOML"),
         ("network = [{ name = 'a\\nb', layers = [[1, 9, 9, 1, 3]] }]".replace("'", '"'), "expected a name"),
         (f"network = [{{ name = 'a', layers = [{'[1, 9, 9, 1, 3], ' * 51}] }}]", "at most 50 layers, got 51"),
-        ("colour = 1", "colour"),
+        ("colour = 1", "images, limits, network, networks, ranking, runs, seed, got colour"),
         ("[limits]\nrun_second = 1", "run_second"),
         ("[limits]\nrun_seconds = -1", "run_seconds"),
         ("[limits]\nrun_seconds = 0", "run_seconds"),
