@@ -166,7 +166,7 @@ def tune_once(kernel: CudaKernel, problem: ConvProblem, device: int) -> None:
 def _warn_of_other_chip(name: str, other: str) -> None:
     warnings.warn(
         f"impl='auto': there is no tuning table of the {name}; the kernel is chosen by times of the {other}. "
-        "Run ece408-bench sweep to record a table",
+        "Run ece408-bench sweep --random 24 --record",
         stacklevel=2,
     )
 

@@ -153,6 +153,7 @@ for images in (1, 2):
     done = python("-c", code)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("there is no tuning table of the RTX of mine; the kernel is chosen by times of the") == 1
+    assert "Run ece408-bench sweep --random 24 --record" in done.stderr
 
 
 def test_without_a_table_there_is_no_preference(tmp_path):
