@@ -25,7 +25,7 @@ _BITS = (8, 16, 32)
 
 @dataclass(frozen=True)
 class Case:
-    """A wrong output y and its inputs, float64 but y, and what y held before; with the exact result."""
+    """A wrong output y; its inputs, the content of y before the call and the exact result in float64."""
 
     problem: ConvProblem
     x: np.ndarray

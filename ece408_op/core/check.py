@@ -25,8 +25,8 @@ class Comparison:
     """The result of a comparison.
 
     Attributes:
-        worst: the largest error divided by the error bound at its element. Above 1 the output is wrong; infinite if the
-            output or the exact result alone is not finite.
+        worst: the largest error divided by the error bound at its element. Above 1 the output is wrong; infinite if
+            only one of the output and the exact result is finite.
         scaled: the largest error divided by the sum that the error bound is a factor of, mostly that of |x||w|;
             infinite if the output alone is not finite, or a value among the elements that were not compared.
         index: the index (b, m, i, j) of the worst element.

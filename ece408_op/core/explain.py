@@ -1,4 +1,4 @@
-"""Why is an output wrong? The table of likely mistakes is computed and compared with it, element by element.
+"""Explain a wrong output: compute the output of each likely mistake, and compare the two element by element.
 
     explanation = explain(x, w, y, source=text)
     explanation.sentence   "Your output equals the convolution with p and q exchanged in the filter's index"
@@ -55,8 +55,8 @@ class Explanation:
         counts: the number of wrong elements at each row and column, (OH, OW).
         images: the number in each image, (B,). filters: the number in each filter, (M,).
         pattern: where in a tile the wrong elements are, if they repeat from tile to tile, or that none was written.
-        worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected; of the
-            elements that were written, where there are wrong ones.
+        worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected; if some
+            written elements are wrong, the farthest of these.
         written: whether that element was written.
     """
 
@@ -183,7 +183,7 @@ def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, s
         return "zeros", "Your output is 0 everywhere", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
-        text = "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
+        text = "Your output holds only whole numbers: a sum or one of its terms is an int"
         return "whole_numbers", text, 0
     return "", "", 0
 

@@ -250,7 +250,7 @@ Kernel = Union[CpuKernel, CudaKernel]
 @lru_cache(maxsize=256)
 def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
     if aligned < ITEM_BYTES:
-        raise ProblemError(f"{kernel.name}: expected arrays at multiples of {ITEM_BYTES} bytes, got of {aligned}")
+        raise ProblemError(f"{kernel.name}: expected arrays aligned to {ITEM_BYTES} bytes, got {aligned} bytes")
     chip = cuda.chip(device)
     with cuda.on(device):  # a library plans for the current GPU
         reasons = kernel.not_supported_reasons(problem, chip)

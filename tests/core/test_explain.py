@@ -163,7 +163,7 @@ KERNELS = {
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
     "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles_of_16(p, c, r, s)),
     "scaled": Kernel("times 25", output=lambda p, y, sums: y.__setitem__(ALL, 25 * sums)),
-    "whole_numbers": Kernel("whole numbers alone", output=lambda p, y, sums: y.__setitem__(ALL, np.trunc(sums))),
+    "whole_numbers": Kernel("only whole numbers", output=lambda p, y, sums: y.__setitem__(ALL, np.trunc(sums))),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),
     "halo rows": Kernel("a tile of 8 rows", product=halo(8, 1 << 20)),
     "y_rows_columns": Kernel(

@@ -173,5 +173,5 @@ def test_alignment_is_what_all_pointers_share():
 
 
 def test_arrays_that_lie_between_two_floats_are_refused():
-    with pytest.raises(ProblemError, match="^naive: expected arrays at multiples of 4 bytes, got of 2$"):
+    with pytest.raises(ProblemError, match="^naive: expected arrays aligned to 4 bytes, got 2 bytes$"):
         NAIVE.program(SMALL, 0, 4096, 4098, 8192)
