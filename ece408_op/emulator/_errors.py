@@ -1,4 +1,4 @@
-"""What the emulator raises."""
+"""The emulator's exceptions."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ class Report:
         buffers: the outputs after the run by name; a submission's y (B, M, OH, OW) float32.
         findings: what was wrong, in the order in which it was found; memory without a value comes last.
         lines: the counters per line, by file and line; none without counters.
-        launches: the kernels' first launches with each size of a block.
+        launches: each kernel's first launch with each block size.
         printed: what the program printed.
-        ended: whether the run ended before its end, so that the outputs lack the rest.
+        ended: whether the run stopped early, so that the outputs are incomplete.
     """
 
     buffers: dict[str, np.ndarray]

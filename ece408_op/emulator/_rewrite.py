@@ -1,6 +1,6 @@
 """CUDA C++ to C++ for g++: launches, dynamic shared memory, unrolling and PTX. Every line keeps its number.
 
-All else that CUDA adds to C++ is macros, types and functions of the headers in ``cuda/``.
+The headers in ``cuda/`` define everything else that CUDA adds to C++, as macros, types and functions.
 """
 
 from __future__ import annotations

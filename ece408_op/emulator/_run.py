@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call left.
+    """The results of a call.
 
     Attributes:
         outputs: the outputs by name.

@@ -1,7 +1,7 @@
 """Which functions and variables of a CUDA file are the host's alone: nvcc compiles no kernel that uses them.
 
-For g++, ``__device__`` means nothing. So the text is searched for names of the file's own; what is not clearly wrong
-passes.
+For g++, ``__device__`` means nothing. So this module searches the text for the file's own names, and lets pass every
+use that is not clearly wrong.
 """
 
 from __future__ import annotations
