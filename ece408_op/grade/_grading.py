@@ -1,4 +1,4 @@
-"""Grade one submission: build it, try networks and batch sizes, and make one record of it all. Many go through a pool.
+"""Grade a submission: build it, try networks and batch sizes, and make one record. A pool grades several at a time.
 
 A log makes an interrupted class continue: an SQLite file, which no crash damages. A submission counts as done when its
 record is in the file.

@@ -39,7 +39,7 @@ STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0  # how often a worker is started, and th
 
 
 class Turns:
-    """Lets ``jobs`` threads compile and check at a time, but one call be timed alone."""
+    """Lets ``jobs`` threads compile and check at the same time, but times one call alone."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs, self._alone = jobs, threading.Lock()

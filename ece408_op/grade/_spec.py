@@ -1,4 +1,4 @@
-"""The grader's file, in TOML: what is tried, how often, within which limits, and what counts."""
+"""The grader's file, in TOML: networks and batch sizes to try, how often, the limits, and the ranking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SpecError(Ece408Error, ValueError):
 
 @dataclass(frozen=True)
 class RankingSpec:
-    """The range of points that the ranking is mapped on; it ends ``clamp`` standard deviations from the median."""
+    """The range of points to which the ranking is mapped; it ends ``clamp`` standard deviations from the median."""
 
     best: float = 100.0
     worst: float = 0.0

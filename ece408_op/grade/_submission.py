@@ -1,4 +1,4 @@
-"""Which files a path given on the command line means."""
+"""The submissions that a path on the command line stands for."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _PACKED = "an archive; unpack it first"
 class Submission:
     """One submission: the path that names it, and the source to compile (None where there is none).
 
-    ``why`` it cannot be graded here, where that is known before it is looked at. ``alone``: it is a file in a folder of
-    many, whose neighbours are others' work.
+    ``why``: the reason why it cannot be graded here, if its path already shows that. ``alone``: the file is in a folder
+    with other people's submissions.
     """
 
     path: Path

@@ -73,8 +73,9 @@ class Outcome:
 class Run:
     """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
 
-    ``unread_cuda_error`` is what forward left unread. In the last ``late_seconds`` of its seconds a GPU did other work
-    than the harness's after the answer. ``explanation`` is that of some images of a wrong output.
+    ``unread_cuda_error`` is the CUDA error that forward left unread. ``late_seconds``, part of its seconds, is how long
+    the GPU did work other than the harness's after the answer. ``explanation`` is that of some images of a wrong
+    output.
     """
 
     purpose: str
@@ -109,7 +110,7 @@ class Layer:
     """One layer of a network: its runs and the verdict on them.
 
     Its times are those of an empty call, the layer's roofline and this package's kernel on the same device; None is
-    unknown. Other programs held a GPU up for ``held_up_seconds`` after the answers of a process that had nothing of the
+    unknown. ``held_up_seconds``: how long other programs delayed the GPU after the answers of a process without the
     submission.
     """
 
@@ -233,7 +234,7 @@ def _unstable(runs: Sequence[Run]) -> bool:
 class NetworkResult:
     """A network tried with a number of images: its layers, accuracies, and what the worker printed.
 
-    ``leaks``: it took memory with each call until there was none. Its times count (``timed``) unless the network was
+    ``leaks``: each call took more memory, until none was left. Its times count (``timed``) unless the network was
     timed with more images.
     """
 
