@@ -144,7 +144,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option("--html", type=output_folder, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
     options = parser.parse_args(arguments)
     if options.file.suffix.lower() not in SUFFIXES or not options.file.is_file():
-        parser.error(f"FILE: expected a file that ends in {', '.join(SUFFIXES)}, found no {options.file}")
+        parser.error(f"FILE: expected an existing file that ends in {', '.join(SUFFIXES)}, got {options.file}")
     return options
 
 

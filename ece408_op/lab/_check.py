@@ -78,7 +78,7 @@ def check(request: Request) -> Checked:
     try:
         later = _LATER_COURSE.search(text)
         if later:
-            words = "expected the course's forward(y, x, w) of 2017 to 2019, as in what ece408-lab new writes"
+            words = "expected the course's forward(y, x, w) of 2017 to 2019, as in the file that ece408-lab new writes"
             where = f"line {text.count(chr(10), 0, later.start()) + 1}"
             raise EndedError("unsupported", f"{where}: {words}, got {later[0]}")
         if emulated:

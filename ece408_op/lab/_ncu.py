@@ -1,4 +1,4 @@
-"""What Nsight Compute counts of a file on a GPU.
+"""Nsight Compute's counters for a file on a GPU.
 
 ncu runs this module: it loads the compiled file and calls it once per layer, without the worker's process around it.
 """
