@@ -1,4 +1,4 @@
-"""What the compiler reports on a kernel, and how many of its blocks fit on a multiprocessor at a time."""
+"""The compiler's report on a kernel, and how many of its blocks fit on a multiprocessor at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Host memory that is copied many times, pinned (page-locked) so that the GPU's copy engines reach it at full speed.
 
-To pin memory takes two to three times as long as to copy it, and memory must not stay pinned when it is freed: the GPU
-would reach the old pages. So its owner is held, and whoever copies marks it as used.
+Pinning memory takes two to three times as long as copying it, and memory must not stay pinned when it is freed: the GPU
+would reach the old pages. So this module holds the memory's owner, and each copy marks the memory as used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ptxas reports on kernels with -v, and what their author can make of it."""
+"""The reports of ptxas -v on kernels, and what they mean for the kernels' author."""
 
 from __future__ import annotations
 

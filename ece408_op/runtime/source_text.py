@@ -1,4 +1,4 @@
-"""The text of C++ and CUDA files that nobody has checked: comments, literals, and headers that a machine may lack."""
+"""The text of untrusted C++ and CUDA files: comments, literals, and headers that a machine may lack."""
 
 from __future__ import annotations
 

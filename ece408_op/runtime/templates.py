@@ -1,4 +1,4 @@
-"""Pages of HTML from Jinja's templates, with text that nobody has checked, such as a submission's."""
+"""Pages of HTML from Jinja's templates, with untrusted text such as a submission's."""
 
 from __future__ import annotations
 

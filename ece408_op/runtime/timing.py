@@ -1,4 +1,4 @@
-"""What several times of one thing say: their median, an interval around it, and the ends."""
+"""Statistics of repeated times: the median, its confidence interval, and the extremes."""
 
 from __future__ import annotations
 
