@@ -22,7 +22,7 @@ MARK = 0x47  # fills red zones: as a float 51015.3, which fp16 has too, so that 
 
 
 class HostArray:
-    """A float32 array in a file without a name, between bytes that bear a mark. Its data ends where a page ends."""
+    """A float32 array in a file without a name, between marker bytes. Its data ends where a page ends."""
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
         size = 4 * math.prod(shape)

@@ -1,6 +1,6 @@
 """Start a program in a sandbox: bubblewrap's namespaces, a supervisor (native/worker.cpp) as process 1, limits.
 
-With ``--unsafe`` there are no namespaces: the supervisor is an ordinary process, and the limits and the filter are all.
+With ``--unsafe`` there are no namespaces: the supervisor is an ordinary process with only the limits and the filter.
 """
 
 from __future__ import annotations

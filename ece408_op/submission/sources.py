@@ -1,4 +1,4 @@
-"""A submission's text: its source, what that includes from its folder, MXNet's headers; and what its constants say."""
+"""A submission's text: its source, the files that this includes, MXNet's headers; and the sizes in its constants."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ _SIGNALS: dict[int, str] = {
     signal.SIGFPE: "it divided an integer by zero (SIGFPE)",
     signal.SIGABRT: "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
     signal.SIGILL: "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
-    signal.SIGSYS: "it asked the system for what no submission may do, such as starting another process",
+    signal.SIGSYS: "it made a forbidden system call, such as starting another process",
     signal.SIGKILL: "it was killed, most likely for using more memory than its limit",
     signal.SIGXCPU: "it used more processor time than its limit",
     signal.SIGXFSZ: "it wrote a file larger than its limit",
