@@ -223,7 +223,7 @@ class Gpu:
                 free, total = self.cuda.runtime.memGetInfo()
                 raise DeviceError(
                     f"the GPU's memory: expected room for {part} {STAGES} times over, got {free >> 20} of "
-                    f"{total >> 20} MB free; end what else uses the GPU, or take smaller images or fewer filters"
+                    f"{total >> 20} MB free; end other programs on the GPU, or use smaller images or fewer filters"
                 ) from error
         # The first, unmeasured run of a kernel reads it before anything is copied in.
         self.cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)

@@ -207,11 +207,11 @@ def _computes_on(attributes: Attributes, home: str) -> str:
     if dispatch.device_of(attributes.impl, device) != device:
         raise DeviceError(
             f"impl: expected an implementation for the {device}, where "
-            f"{'it is to run' if attributes.device else 'the arrays live'}, got "
+            f"{'it is to run' if attributes.device else 'the arrays are'}, got "
             f"{attributes.impl!r}; pass device='{dispatch.device_of(attributes.impl, device)}' or another impl"
         )
     if device == "cpu" and home == "gpu":
-        raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
+        raise DeviceError("device: expected 'gpu', where the arrays are, got 'cpu'; copy them to mx.cpu() first")
     return device
 
 

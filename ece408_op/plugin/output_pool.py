@@ -1,4 +1,4 @@
-"""The output pool: memory of large outputs that are freed, kept for the next ones, whose pages are then mapped already.
+"""The output pool: it keeps the memory of freed large outputs for the next ones, whose pages are then mapped already.
 
 Linux clears fresh memory page by page at the first touch, and that takes as long as a convolution. An output from the
 pool has its pages already. Linux may take the pages of waiting memory back whenever it is short of memory (MADV_FREE);
