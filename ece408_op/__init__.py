@@ -1,6 +1,6 @@
 """ece408_op: the convolution of the ECE408 course as a custom operator of today's MXNet.
 
-    import ece408_op                 # first: MXNet imports after it, whatever the NumPy
+    import ece408_op                 # first: then MXNet can be imported with any NumPy
     import mxnet as mx
 
     y = mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)

@@ -1,4 +1,5 @@
-"""The exceptions of this package, each one of Python's too. A message says what was expected, what came, what helps."""
+"""This package's exceptions, which also derive from Python's own. A message says what was expected, what came, and what
+to do."""
 
 
 class Ece408Error(Exception):

@@ -75,7 +75,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     options.model, options.size = _positional(parser, milestone, options.positional)
     if options.fuse and options.impl == ALL:
-        parser.error("--fuse: expected one kernel, got all: some of them have no tanh and maxima in the same pass")
+        parser.error("--fuse: expected one kernel, got all: some of them cannot fuse tanh and max-pooling")
     if isinstance(options.impl, Path):
         if options.fuse or options.context == "gpu":
             parser.error("--impl: a file is not fused, and takes arrays of --context cpu, which it may copy to a GPU")
@@ -116,7 +116,7 @@ def _parser(milestone: Milestone, script: str) -> argparse.ArgumentParser:
         parser.add_argument("--precision", choices=tuple(dispatch.SERVES), default="float32", help=precision)
     if milestone.device != "cpu":
         default, context = (None, "what this machine can") if milestone.device else ("cpu", "cpu")
-        context = f"where MXNet's arrays live (default: {context})"
+        context = f"where MXNet's arrays are (default: {context})"
         parser.add_argument("--context", choices=["cpu", "gpu"], default=default, help=context)
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
     parser.add_argument("--json", metavar="FILE", type=output_file, help="write the results to FILE as well")

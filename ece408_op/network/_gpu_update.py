@@ -235,8 +235,8 @@ def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> 
         return True
     if deferred.any() or (bits[: deferred.size] == _CHANGED).any():
         raise ProblemError(
-            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
-            "twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
+            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: that "
+            "pass ran twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
         )
     return False
 

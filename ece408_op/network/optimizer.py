@@ -95,7 +95,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         if len(written) < len(weights) or written & read:
             raise ProblemError(
                 f"{type(self).__name__}: expected parameters that share no memory with another one or a gradient of "
-                "the call, got views of one array or one array twice; update copies, or views in calls of their own"
+                "the call, got views of one array or one array twice; update copies, or each view in a separate call"
             )
 
     create_state_multi_precision = create_state

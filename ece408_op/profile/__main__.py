@@ -16,7 +16,7 @@ _EPILOG = """\
 example:
   python -m ece408_op.profile --out profile script.py its arguments
 
-The tables follow on stdout what the script prints.
+The tables follow the script's own lines on stdout.
 exit codes: the script's own; 2 where there is no such script"""
 
 
