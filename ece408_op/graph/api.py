@@ -221,13 +221,17 @@ def graph_of(symbol: Any) -> Graph:
 def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the shapes of the Convolutions' weights, by node, as far as parameters or earlier layers give them."""
     inferred = {}
-    if not known and "data" in symbol.list_arguments():
+    convolutions = [node for node in graph.nodes if node.op == _replacement.CONVOLUTION]
+    if not known:
+        arguments = symbol.list_arguments()
+        images = {"data", *(graph.nodes[node.inputs[0].node].name for node in convolutions)}.intersection(arguments)
+        unknown = -1 if mx.util.is_np_shape() else 0
         try:
-            shapes, _, _ = symbol.infer_shape_partial(data=(0, 0, 0, 0))
-            inferred = dict(zip(symbol.list_arguments(), shapes))
+            shapes, _, _ = symbol.infer_shape_partial(**dict.fromkeys(images, (unknown,) * 4))
+            inferred = dict(zip(arguments, shapes))
         except mx.MXNetError:  # images with another number of dimensions
             pass
-    weights = {n.name: graph.nodes[n.inputs[1].node].name for n in graph.nodes if n.op == _replacement.CONVOLUTION}
+    weights = {node.name: graph.nodes[node.inputs[1].node].name for node in convolutions}
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 

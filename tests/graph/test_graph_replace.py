@@ -1,6 +1,7 @@
 """replace_convolution: which nodes it replaces, their names, and that the outputs stay the same."""
 
 import json
+from itertools import product
 
 import graph_files as files
 import numpy as np
@@ -293,17 +294,20 @@ def test_any_network_gives_the_same_before_and_after(network, seed):
     ],
 )
 def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, kernel, attributes, slower, capsys):
-    first = conv(mx.sym.Variable("data"), num_filter=channels, name="a")
-    symbol = conv(first, kernel=(kernel, kernel), num_filter=filters, name="b", **attributes)
+    named_data, other = mx.sym.relu(mx.sym.Variable("data")), mx.sym.Variable("image")
     weights = {"a_weight": (channels, 5, 3, 3), "b_weight": (filters, channels, kernel, kernel)}
-    for params in (None, {name: mx.nd.zeros(shape) for name, shape in weights.items()}):
-        ece408_op.replace_convolution(symbol, params)
-        printed, errors = capsys.readouterr()
-        assert printed == ""
-        assert errors.count("expect 1 of 2 replaced layers to be slower") == slower
-        assert len(errors.splitlines()) == slower
-        faster = ece408_op.replace_convolution(symbol, params, where="faster")
-        assert len(faster.replaced) == 2 - slower
-        assert list(faster.left.values()) == ["MXNet's own Convolution is expected to be faster"] * slower
-        ece408_op.replace_convolution(symbol, params, warn=False)
-        assert capsys.readouterr() == ("", "")
+    params = {name: mx.nd.zeros(shape) for name, shape in weights.items()}
+    for image, known, of_numpy in ((named_data, params, False), *product((named_data, other), (None,), (False, True))):
+        first = conv(image, num_filter=channels, name="a")
+        symbol = conv(first, kernel=(kernel, kernel), num_filter=filters, name="b", **attributes)
+        with mx.util.np_shape(of_numpy):
+            ece408_op.replace_convolution(symbol, known)
+            printed, errors = capsys.readouterr()
+            assert printed == ""
+            assert errors.count("expect 1 of 2 replaced layers to be slower") == slower
+            assert len(errors.splitlines()) == slower
+            faster = ece408_op.replace_convolution(symbol, known, where="faster")
+            assert len(faster.replaced) == 2 - slower
+            assert list(faster.left.values()) == ["MXNet's own Convolution is expected to be faster"] * slower
+            ece408_op.replace_convolution(symbol, known, warn=False)
+            assert capsys.readouterr() == ("", "")
