@@ -67,8 +67,8 @@ def with_operator(
     symbol, arg_params, aux_params = load_checkpoint(
         network.prefix, network.epoch, impl=impl, device=device, precision=precision
     )
-    replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision, fuse=fuse)
-    return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params, replaced.left)
+    new = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision, fuse=fuse, warn=False)
+    return Loaded(new.symbol, new.arg_params or {}, aux_params, new.left)
 
 
 def built_in(network: files.Network) -> Loaded:

@@ -128,11 +128,14 @@ def test_convolutions_that_new_cannot_replace_are_named(folder):
 
 
 def test_verify_takes_the_states_of_a_batch_normalization(folder):
-    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, pad=(1, 1), name="first")
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, pad=(1, 1), name="first")
     x = mx.sym.BatchNorm(x, name="norm")
-    x = x + mx.sym.Convolution(x, kernel=(3, 3), num_filter=4, pad=(1, 1), name="second")
+    x = x + mx.sym.Convolution(x, kernel=(3, 3), num_filter=8, pad=(1, 1), name="second")
     saved(folder, "residual", classifier(x), 12)
-    assert "Agreeing predictions: 9 of 9" in passed("m2.py", "residual", 9, "--verify").stdout
+    done = passed("m2.py", "residual", 9, "--verify")
+    assert "Agreeing predictions: 9 of 9" in done.stdout
+    # MXNet computes these layers faster; the script has no options that a hint could name.
+    assert "warn=False" not in done.stderr
 
 
 @pytest.mark.parametrize("script", ["m1.py", "m2.py"])
