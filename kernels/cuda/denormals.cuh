@@ -11,5 +11,3 @@ __device__ __forceinline__ float multiply_add(float a, float b, float c) {
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(a), "f"(b), "f"(c));
     return sum;
 }
-
-#define MULTIPLY_ADD multiply_add

@@ -49,6 +49,30 @@ __device__ __forceinline__ void load_step(float *to, const float *y, int first_f
     }
 }
 
+// One image in float32, where a weight is infinite or NaN: it leaves out taps outside y, as the definition does, instead of
+// multiplying such a weight by the borders' zeros. The sums have two levels: the taps of a filter, and the filters.
+__device__ __forceinline__ void compute_without_borders(const float *y, const float *w, float *x) {
+    for (index_t e = threadIdx.x; e < IMAGE; e += THREADS) {
+        const int c = e / (index_t(H) * W), h = e / W % H, column = e % W;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int m = 0; m < M; m++) {
+            float filter_sum = 0.0f;
+#pragma unroll 1
+            for (int p = 0; p < K; p++)
+#pragma unroll 1
+                for (int q = 0; q < L; q++) {
+                    const int i = h + PAD_H - p, j = column + PAD_W - q;
+                    if (unsigned(i) < unsigned(OH) && unsigned(j) < unsigned(OW))
+                        filter_sum =
+                            multiply_add(y[m * PIXELS + i * OW + j], w[((m * C + c) * K + p) * L + q], filter_sum);
+                }
+            sum += filter_sum;
+        }
+        x[e] = sum;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
 data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, float *__restrict__ x, long long first,
                     int images) {
@@ -64,7 +88,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
     }
     if (__syncthreads_or(infinite)) {  // zeros around y times such a weight are NaN
         for (int n = blockIdx.x; n < images; n += gridDim.x)
-            compute_in_float32<THREADS>(image_of(y, first + n, OUTPUTS), w, image_of(x, first + n, IMAGE));
+            compute_without_borders(image_of(y, first + n, OUTPUTS), w, image_of(x, first + n, IMAGE));
         return;
     }
 

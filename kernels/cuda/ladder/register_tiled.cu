@@ -24,11 +24,7 @@
 // With POOL a warp's pixels are in another order, 32 first corners of 2 x 2 squares, then their 32 second corners and
 // so on, so that one thread has the four corners of a maximum.
 //
-// `half` puts its own stored_t in front of this text; the split-precision kernels put denormals.cuh there.
-
-#ifndef MULTIPLY_ADD
-#define MULTIPLY_ADD fmaf
-#endif
+// `half` puts its own stored_t in front of this text.
 
 #ifndef HAS_STORED_TYPE
 typedef float stored_t;  // of the tiles in shared memory
@@ -163,7 +159,7 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
 #pragma unroll
             for (int f = 0; f < THREAD_FILTERS; f++)
 #pragma unroll
-                for (int u = 0; u < 8; u++) sum[f][u] = MULTIPLY_ADD(a[f], b[u], sum[f][u]);
+                for (int u = 0; u < 8; u++) sum[f][u] = fmaf(a[f], b[u], sum[f][u]);
         }
         if (step + 1 < STEPS) store_shared(step + 1);
         fill_offsets(step + 2);  // over this step's, which the threads read before the previous barrier
