@@ -104,7 +104,7 @@ class CpuKernel:
     name: str
     summary: str
     run: RunCpu
-    prepare: Callable[[ConvProblem, Any], None] = lambda problem, out: None
+    prepare: Callable[[ConvProblem, Any], Any] = lambda problem, out: None
     limits: Reasons = lambda problem: []
     device: str = "cpu"
     precision: str = "float32"

@@ -45,7 +45,7 @@ def _operands(piece: ConvProblem, arrays: tuple[np.ndarray, ...], image: int, pa
 
 
 def sharing(
-    run: RunCpu, prepare: Callable[[ConvProblem, Any], None]
+    run: RunCpu, prepare: Callable[[ConvProblem, Any], Any]
 ) -> tuple[RunCpu, Callable[[ConvProblem, Any], None]]:
     """Return ``run`` and ``prepare`` of a kernel whose threads share images, for fewer images than threads too."""
 

@@ -46,11 +46,6 @@ def _compiled(layer: ConvProblem, target: Cpu) -> Any:
     return f.compiled()
 
 
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _compiled(problem.with_batch(1), cpu())
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
     conv = _compiled(problem.with_batch(1), cpu())
@@ -66,4 +61,6 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     parallel_for(work, threads, threads)
 
 
-KERNEL = CpuKernel("loops", "the textbook's seven loops, compiled", run, prepare)
+KERNEL = CpuKernel(
+    "loops", "the textbook's seven loops, compiled", run, lambda problem, out: _compiled(problem.with_batch(1), cpu())
+)

@@ -200,11 +200,6 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     return plan, _compiled(plan, target)
 
 
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _layer(problem.with_batch(1), cpu())
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (M, C, K, L), from x and w, the gradient to y: the threads claim work items."""
     plan, reduce = _layer(problem.with_batch(1), cpu())
@@ -253,7 +248,7 @@ KERNEL = CpuKernel(
     "outer_products",
     "weight gradients with channels in the lanes, compiled for the layer",
     run,
-    prepare,
+    lambda problem, out: _layer(problem.with_batch(1), cpu()),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, WEIGHT_GRADIENT}),
     error_bound=bound,

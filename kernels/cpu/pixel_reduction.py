@@ -163,11 +163,6 @@ def _plan(problem: ConvProblem) -> Plan:
     return make_plan(problem.convolution.with_batch(1), target.lanes, target.registers)
 
 
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _compiled(_plan(problem), cpu())
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (M, C / G, K, L), from x and w, the gradient to y: the threads share the images."""
     plan = _plan(problem)
@@ -211,7 +206,7 @@ def bound(problem: ConvProblem) -> float:
 KERNEL = CpuKernel(
     "pixel_reduction",
     "weight gradients with pixels in the lanes, compiled for the layer",
-    *sharing(run, prepare),
+    *sharing(run, lambda problem, out: _compiled(_plan(problem), cpu())),
     limits,
     features=ATTRIBUTES | {WEIGHT_GRADIENT},
     error_bound=bound,

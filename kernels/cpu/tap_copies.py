@@ -109,11 +109,6 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     return plan, _compiled(plan, target)
 
 
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _layer(problem, cpu())
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads claim some images at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
@@ -148,7 +143,7 @@ def limits(problem: ConvProblem) -> list[str]:
 KERNEL = CpuKernel(
     "tap_copies",
     "every attribute, from copies in which a tap's pixels are contiguous, compiled for the layer",
-    *sharing(run, prepare),
+    *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=ATTRIBUTES | {DATA_GRADIENT},
 )

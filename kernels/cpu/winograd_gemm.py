@@ -102,11 +102,6 @@ def is_profitable(problem: ConvProblem) -> bool:
     return own < problem.flops / (2 * lanes * PER_CYCLE)
 
 
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done; not what ``direct`` needs for rare images."""
-    _layer(problem.with_batch(1), cpu())
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads share the chunks of weights, then claim panels."""
     plan, conv, weights = _layer(problem.with_batch(1), cpu())
@@ -172,7 +167,7 @@ KERNEL = CpuKernel(
     "winograd_gemm",
     "3 x 3 filters with fewer multiplications, as matrix products, compiled for the layer",
     run,
-    prepare,
+    lambda problem, out: _layer(problem.with_batch(1), cpu()),  # not what ``direct`` needs for rare images
     limits,
     features=frozenset({PAD, DATA_GRADIENT}),
     error_bound=bound,
