@@ -131,11 +131,15 @@ def test_random_problems(kernel, result):
 
 
 @each_case
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("layers", ["short", pytest.param("all", marks=pytest.mark.exhaustive)])
-def test_layers_with_each_instruction_set(kernel, result, level, layers, monkeypatch):
+@pytest.mark.parametrize(
+    ("level", "every"),
+    [
+        *((level, level == LEVELS[-1]) for level in LEVELS),
+        *(pytest.param(level, True, marks=pytest.mark.exhaustive) for level in LEVELS[:-1]),
+    ],
+)
+def test_layers_with_each_instruction_set(kernel, result, level, every, monkeypatch):
     monkeypatch.setenv("ECE408_SIMD", level)
-    every = layers == "all" or level == LEVELS[-1]
     short = [*SHORT, *(DIRECT[-1:] if kernel is direct.KERNEL else [])]
     for problem in layers_of(kernel, result) if every else taken(kernel, result, short):
         check(kernel, problem, *arrays(problem))
@@ -288,7 +292,6 @@ def test_a_call_keeps_nothing_of_the_size_of_an_operand(kernel, result):
         a, b = arrays(problem)
         out = np.empty(problem.shapes[2], np.float32)
         kernel.prepare(problem, out)
-        gc.collect()
         tracemalloc.start()
         try:
             kernel.run(problem, a, b, out, 1)
