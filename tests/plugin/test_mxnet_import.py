@@ -94,19 +94,19 @@ except Exception:
 
 
 @needs_mxnet
-@pytest.mark.parametrize("module", ["ece408_op", "mx"])
-def test_a_reload_registers_and_patches_nothing_again(module: str) -> None:
-    code = f"""
+def test_a_reload_registers_and_patches_nothing_again() -> None:
+    code = """
 import importlib
 import ece408_op
 import mxnet as mx
 def patched():
     return mx.nd.Custom, mx.nd.CachedOp, mx.executor.Executor.forward, mx.operator._registry.counter
 before = patched()
-importlib.reload({module})
-print(patched() == before)
+for module in (ece408_op, mx):
+    importlib.reload(module)
+    assert patched() == before, module
 """
-    assert output(code) == "True"
+    assert output(code) == ""
 
 
 def test_without_mxnet_one_sentence_says_what_to_install() -> None:
