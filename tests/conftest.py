@@ -8,6 +8,7 @@ With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -90,6 +91,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # Without pytest-xdist the order of the files does not matter, and with it only the workers collect.
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: next((i for i, name in enumerate(FIRST) if name in item.nodeid), len(FIRST)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from what lives to the end, MXNet and all tests: it takes a tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
