@@ -67,19 +67,21 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
 
 
 def _link(text: str, name: str, folder: Path, checks: str) -> Program:
-    try:
-        return _build.link(text, name, folder, checks, course=True, options=(_build.FEW_HEADERS,))
-    except UnsupportedCodeError:
-        raise
-    except CompileError:
-        pass  # it may need other headers
-    try:
-        return _build.link(text, name, folder, checks, course=True)
-    except CompileError as error:
-        option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
-        if option is None:
+    """Compile with few headers, then with all; each time again with the option that an error asks for."""
+    options: tuple[str, ...] = (_build.FEW_HEADERS,)
+    while True:
+        try:
+            return _build.link(text, name, folder, checks, course=True, options=options)
+        except UnsupportedCodeError:
             raise
-    return _build.link(text, name, folder, checks, course=True, options=(option,))
+        except CompileError as error:
+            option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
+            if option and option not in options:
+                options = (*options, option)
+            elif _build.FEW_HEADERS in options and not _NO_FORWARD.search(str(error)):
+                options = ()
+            else:
+                raise
 
 
 def run_layers(
