@@ -1,5 +1,7 @@
 """Where the tests of networks compute: on NumPy in place of CuPy, and on a GPU."""
 
+import gc
+
 import network_fake
 import pytest
 from gpu_case import require_gpu
@@ -18,6 +20,15 @@ def way(request):
 def two_gpus(way):
     """Compute on NumPy in place of CuPy, and on GPUs where there are two."""
     require_gpus("none" if way == "numpy" else "gpu", 2)
+
+
+@pytest.fixture
+def no_collection():
+    """Have no garbage collected: what has ended frees its memory without."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])

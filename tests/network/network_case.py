@@ -1,5 +1,6 @@
 """What the tests of whole networks share: MXNet's CPU operators as the reference, and gpu_network."""
 
+import time
 from contextlib import nullcontext
 
 import gpu_case
@@ -61,6 +62,14 @@ def ours(symbol, args, aux, data=("data",), way="numpy"):
         given = ndarrays({n: a for n, a in args.items() if n in node.list_arguments()})
         executor = node.bind(mx.cpu(), given, aux_states=states, grad_req="null")
         return [output.asnumpy() for output in executor.forward(is_train=False)]
+
+
+def wait_until(condition):
+    """Wait for a minute at most; threads of MXNet's free operators and arrays."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def computing(way):

@@ -10,7 +10,7 @@ import ctypes
 import math
 import sys
 import threading
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from types import SimpleNamespace
 from unittest import mock
@@ -74,12 +74,12 @@ def _on_block(shape, dtype, pointer):
     return pointer.block[pointer.offset : pointer.offset + count].view(dtype).reshape(shape).view(Array)
 
 
-class Error(Exception):
-    pass
+Error, OutOfMemoryError = type("Error", (Exception,), {}), type("OutOfMemoryError", (Exception,), {})
 
 
-class OutOfMemoryError(Exception):
-    pass
+def no_room(*given):
+    """Stand for a function of CuPy's that finds no memory."""
+    raise OutOfMemoryError("no room")
 
 
 class Stream(nullcontext):
@@ -343,6 +343,12 @@ class Communicator:
             total[...] = sum(arrays[number] for arrays in sources)
 
 
+def captured_once(call, stream):
+    """Return a CUDA graph that keeps nothing of the call and launches nothing."""
+    call()
+    return SimpleNamespace(launch=lambda stream: None)
+
+
 def launched(self, graph):
     """Launch the graphs of all ranks at the same time: each is a call, whose barriers are those of its capture."""
     self.group.meet(self.number, None, len)
@@ -359,14 +365,7 @@ def forget():
 @contextmanager
 def installed():
     """Have the package use this GPU under the number 0, and others like it; yields it. Networks do not stay."""
-    gpu, module = Gpu(number=0), fake_cupy()
-    gpus = {0: gpu}
-
-    def made(number=0):
-        if number not in gpus:
-            gpus[number] = Gpu(number=number)
-        return gpus[number]
-
+    gpus, module = [Gpu(number=number) for number in range(4)], fake_cupy()
     forget()
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
@@ -374,19 +373,20 @@ def installed():
     patched = {"cupy": lambda: module, "chip": lambda number=0: H200, "prepared_launch": prepared, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(cuda, **patched))
-        stack.enter_context(mock.patch.object(host_context, "gpu", made))
-        stack.enter_context(mock.patch.object(nccl, "communicator", lambda numbers: Communicator()))
-        stack.enter_context(mock.patch.object(Rank, "launch", launched))
-        stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
-        stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
-        stack.enter_context(mock.patch.object(_updates, "update", updated))
-        stack.enter_context(mock.patch.dict(sys.modules, modules))
-        libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
-        stack.enter_context(mock.patch.object(_dense, "ctypes", libraries))
+    libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
+    with (
+        mock.patch.multiple(cuda, **patched),
+        mock.patch.object(host_context, "gpu", lambda number=0: gpus[number]),
+        mock.patch.object(nccl, "communicator", lambda numbers: Communicator()),
+        mock.patch.object(Rank, "launch", launched),
+        mock.patch.object(engine, "Chooser", Chooser),
+        mock.patch.object(trainer, "GpuOperators", Operators),
+        mock.patch.object(_updates, "update", updated),
+        mock.patch.dict(sys.modules, modules),
+        mock.patch.object(_dense, "ctypes", libraries),
+    ):
         try:
-            yield gpu
+            yield gpus[0]
         finally:
             # What is queued in MXNet would be computed without this GPU later, amid another test.
             if "mxnet" in sys.modules:

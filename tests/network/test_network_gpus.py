@@ -84,12 +84,8 @@ def test_parameters_that_did_not_arrive_are_sent_again(gpu, monkeypatch):
     executor, _ = bound_several()
     executor.forward(is_train=False)[0].wait_to_read()
     executor.arg_dict["factor"][:] = 7
-
-    def no_room(array):
-        raise network_fake.OutOfMemoryError("no room")
-
     with monkeypatch.context() as patch:
-        patch.setattr(cuda.cupy(), "asarray", no_room)
+        patch.setattr(cuda.cupy(), "asarray", network_fake.no_room)
         with pytest.raises(DeviceError, match="no room"):
             executor.forward(is_train=False)[0].wait_to_read()
     assert (executor.forward(is_train=False)[0].asnumpy() == 7).all()

@@ -1,15 +1,12 @@
 """What has ended keeps no memory on the GPU, also before Python collects garbage: it does not see that memory."""
 
-import gc
-import time
 import weakref
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, values
+from network_case import mx, ndarrays, values, wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -17,17 +14,7 @@ from ece408_op.network import _graph_cache, engine
 from ece408_op.runtime import cuda
 
 S = mx.sym
-
-
-@pytest.fixture(autouse=True)
-def no_collection():
-    with network_fake.installed():
-        gc.collect()
-        gc.disable()
-        try:
-            yield
-        finally:
-            gc.enable()
+pytestmark = [pytest.mark.usefixtures("way", "no_collection"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
 
 
 def bound(images=3, filters=4, axes=()):
@@ -43,21 +30,20 @@ def compute(executor):
     return executor.forward(is_train=False)[0].asnumpy()
 
 
-def wait_until_gone(reference):
-    end = time.monotonic() + 60
-    while reference() is not None:  # MXNet's threads free the operator
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def test_a_network_that_is_gone():
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_network_that_is_gone(fails, monkeypatch):
     executor = bound()
-    compute(executor)
     found = weakref.ref(engine.engines()[-1])
+    if fails:
+        monkeypatch.setattr(network_fake.Gpu, "largest", 100)
+        with pytest.raises(DeviceError, match="expected room for 1 image"):
+            compute(executor)
+    else:
+        compute(executor)
     engine.clear()
     assert found() is not None
     del executor
-    wait_until_gone(found)
+    wait_until(lambda: found() is None)
 
 
 @pytest.mark.parametrize("axes", [(), (0, 2, 3, 1)])
@@ -71,17 +57,6 @@ def test_batch_sizes_before_the_last_ones(axes):
         found.append(weakref.ref(batch))
         del batch
     assert [one() is None for one in found] == [True] * 3 + [False] * 3
-
-
-def test_a_call_that_has_failed(monkeypatch):
-    executor = bound()
-    found = weakref.ref(engine.engines()[-1])
-    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
-    with pytest.raises(DeviceError, match="expected room for 1 image"):
-        compute(executor)
-    engine.clear()
-    del executor
-    wait_until_gone(found)
 
 
 @pytest.mark.parametrize("inside", [nullcontext(), cuda.reported("a kernel")], ids=["array", "scratch"])
@@ -130,12 +105,9 @@ def test_networks_whose_parameters_have_no_room_at_the_same_time(monkeypatch):
 
 
 def test_no_room_for_the_parameters_is_one_error(monkeypatch):
-    def without_room(array):
-        raise network_fake.OutOfMemoryError("no room")
-
     executor = bound(filters=9)
     with monkeypatch.context() as patch:
-        patch.setattr(cuda.cupy(), "asarray", without_room)
+        patch.setattr(cuda.cupy(), "asarray", network_fake.no_room)
         words = "GPU 0: the GPU's memory: expected room for the network's parameters, got no room; end other programs"
         with pytest.raises(DeviceError, match=words):
             compute(executor)
@@ -208,33 +180,22 @@ def test_inference_gets_the_memory_of_training(monkeypatch):
     weights = ndarrays({name: args[name] for name in ("last_weight", "last_bias")})
     node, *_ = ece408_op.gpu_network(symbol, weights, for_training=True)
     trained = node.bind(mx.cpu(), ndarrays(args), ndarrays(args))
-
-    def captured(call, stream):
-        call()
-        return SimpleNamespace(launch=lambda stream: None)  # a CUDA graph keeps nothing of the call
-
     made, graphs = [], _graph_cache.Graphs
-
-    def noted(*given):
-        one = graphs(*given)
-        made.append(weakref.ref(one))
-        return one
-
-    monkeypatch.setattr(_graph_cache, "Graphs", noted)
-    monkeypatch.setattr(cuda, "captured", captured)
+    monkeypatch.setattr(_graph_cache, "Graphs", lambda *given: made.append(graphs(*given)) or made[0])
+    monkeypatch.setattr(cuda, "captured", network_fake.captured_once)
     for _ in range(2):
         trained.forward(is_train=True)
         trained.backward([mx.nd.ones((4, 3))])
         mx.nd.waitall()
-    (found,) = made
+    found = weakref.ref(made.pop())
     assert found() is not None
     del trained
-    space, alloc = cuda.cupy().cuda, cuda.cupy().cuda.alloc
+    alloc = cuda.cupy().cuda.alloc
 
     def without_room(count):
         if found() is not None:
             raise network_fake.OutOfMemoryError("no room")
         return alloc(count)
 
-    monkeypatch.setattr(space, "alloc", without_room)
+    monkeypatch.setattr(cuda.cupy().cuda, "alloc", without_room)
     assert compute(bound()).shape == (3, 4, 4, 4)

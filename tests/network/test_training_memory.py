@@ -1,15 +1,13 @@
 """The memory of training steps on a GPU: which device's is freed, and that arrays do not outlive their step."""
 
-import gc
-import time
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from network_case import mx
-from network_fake import OutOfMemoryError
+from network_case import mx, wait_until
+from network_fake import captured_once, no_room
 from test_training import bound, images, node_of, small
 
 import ece408_op
@@ -18,9 +16,14 @@ from ece408_op.network import _gpu_update, _graph_cache
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
-pytestmark = [pytest.mark.usefixtures("way"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("way", "no_collection"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
 #: Where an array has no room that no kernel asks for.
 NO_KERNEL = nullcontext()
+
+
+def run(call):
+    call()
+    mx.nd.waitall()
 
 
 def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
@@ -43,8 +46,7 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
     pool = SimpleNamespace(free_all_blocks=lambda: freed.append(current == [gpu.device]))
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
     for _ in range(2):
-        executor.forward(is_train=True)
-        mx.nd.waitall()
+        run(lambda: executor.forward(is_train=True))
     assert freed == [True]
 
 
@@ -69,12 +71,8 @@ def test_memory_of_captured_launches_stays_where_there_is_no_room(monkeypatch):
     pool._pool.free_all_blocks()
     (block,) = made
     assert block() is not None
-    gc.disable()
-    try:
-        del pool
-        assert block() is None
-    finally:
-        gc.enable()
+    del pool
+    assert block() is None
 
 
 def trained_once():
@@ -82,8 +80,7 @@ def trained_once():
     symbol = small()
     args, aux = images(symbol)
     executor = bound(node_of(symbol, args, aux), args, aux)
-    executor.forward(is_train=True)
-    mx.nd.waitall()
+    run(lambda: executor.forward(is_train=True))
     return executor
 
 
@@ -96,27 +93,25 @@ def note_arrays(monkeypatch, no_room_for=(), inside=NO_KERNEL):
         arrays.append(weakref.ref(array))
         if len(arrays) in no_room_for:
             with inside:
-                raise OutOfMemoryError("no room")
+                no_room()
         return array
 
     monkeypatch.setattr(cuda.cupy(), "empty", noted)
     return arrays
 
 
+def alive(references):
+    return [one for one in references if one() is not None]
+
+
 def test_memory_is_free_without_a_garbage_collection(monkeypatch):
     executor = trained_once()
     arrays = note_arrays(monkeypatch)
-    gc.collect()
-    gc.disable()
-    try:
-        executor.backward()
-        mx.nd.waitall()
-        assert arrays
-        assert not any(one() is not None for one in arrays)
-        graphs = weakref.ref(_graph_cache.Graphs(((6, 3),), [host_context.gpu(0)]))
-        assert graphs() is None
-    finally:
-        gc.enable()
+    run(executor.backward)
+    assert arrays
+    assert not alive(arrays)
+    graphs = weakref.ref(_graph_cache.Graphs(((6, 3),), [host_context.gpu(0)]))
+    assert graphs() is None
 
 
 @pytest.mark.parametrize("mode", [None, {}], ids=["imperative", "hybrid"])
@@ -128,21 +123,11 @@ def test_a_step_of_gluon_is_free_without_a_garbage_collection(mode, monkeypatch)
     if mode is not None:
         block.hybridize(**mode)
     arrays = note_arrays(monkeypatch)
-    gc.collect()
-    gc.disable()
-    try:
-        with mx.autograd.record():
-            loss = block(x).sum()
-        loss.backward()
-        mx.nd.waitall()
-        assert arrays
-        # A thread of MXNet's may still leave the call.
-        end = time.monotonic() + 10
-        while any(one() is not None for one in arrays) and time.monotonic() < end:
-            time.sleep(0.001)
-        assert not any(one() is not None for one in arrays)
-    finally:
-        gc.enable()
+    with mx.autograd.record():
+        loss = block(x).sum()
+    run(loss.backward)
+    assert arrays
+    wait_until(lambda: not alive(arrays))
 
 
 @pytest.mark.parametrize("fails", ["backward", "scratch", "capture"])
@@ -150,29 +135,22 @@ def test_a_step_without_room_is_gone_before_the_memory_is_freed(fails, monkeypat
     """Whether an array had no room, a kernel's scratch memory, or the graph that has captured all."""
     executor, left = trained_once(), []
     if fails == "capture":
-        executor.backward()
-        mx.nd.waitall()
-        executor.forward(is_train=True)  # the graphs' inputs stay
-        mx.nd.waitall()
+        run(executor.backward)
+        run(lambda: executor.forward(is_train=True))  # the graphs' inputs stay
     inside = cuda.reported("a kernel") if fails == "scratch" else NO_KERNEL
     arrays = note_arrays(monkeypatch, [] if fails == "capture" else [3], inside)
 
     def captured(call, stream):
         call()
-        raise OutOfMemoryError("no room")
+        no_room()
 
-    def free_all_blocks():
-        left.append([one() is not None for one in arrays])
-
-    pool = SimpleNamespace(free_all_blocks=free_all_blocks)
+    pool = SimpleNamespace(free_all_blocks=lambda: left.append((len(arrays), alive(arrays))))
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
     monkeypatch.setattr(cuda, "captured", captured)
-    executor.backward()
-    mx.nd.waitall()
-    assert len(left) == 1
-    assert left[0]
-    assert not any(left[0])
-    assert len(arrays) > len(left[0])
+    run(executor.backward)
+    ((made, still),) = left
+    assert 0 < made < len(arrays)
+    assert not still
 
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
@@ -180,41 +158,29 @@ def test_a_step_that_fails_keeps_nothing(fails, monkeypatch):
     """MXNet's message has a number of the error, which therefore stays."""
     executor = trained_once()
     executor.backward()
-    executor.forward(is_train=True)
-    mx.nd.waitall()
+    run(lambda: executor.forward(is_train=True))
     arrays = note_arrays(monkeypatch, no_room_for=range(5, 1000))
     monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
-    gc.collect()
-    gc.disable()
-    try:
-        executor.forward(is_train=True) if fails == "forward" else executor.backward()
-        with pytest.raises(DeviceError, match="expected room for a training step"):
-            mx.nd.waitall()
-        assert len(arrays) > 5
-        assert not any(one() is not None for one in arrays)
-    finally:
-        gc.enable()
+    executor.forward(is_train=True) if fails == "forward" else executor.backward()
+    with pytest.raises(DeviceError, match="expected room for a training step"):
+        mx.nd.waitall()
+    assert len(arrays) > 5
+    assert not alive(arrays)
 
 
 def test_gradients_that_no_update_has_used_leave_their_memory_to_the_next_step(monkeypatch):
-    def captured(call, stream):
-        call()
-        return SimpleNamespace(launch=lambda stream: None)  # a CUDA graph keeps nothing of the call
-
-    monkeypatch.setattr(cuda, "captured", captured)
+    monkeypatch.setattr(cuda, "captured", captured_once)
     weight, gradient = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3))
     symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="layer")
     node, *_ = ece408_op.gpu_network(symbol, {"layer_weight": weight}, for_training=True, gradients="gpu")
     executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), "layer_weight": weight}, {"layer_weight": gradient})
     for _ in range(2):
         executor.forward(is_train=True)
-        executor.backward([mx.nd.ones((4, 2))])
-        mx.nd.waitall()
+        run(lambda: executor.backward([mx.nd.ones((4, 2))]))
     ((_, deferred),) = _gpu_update.pending.values()
     owner, array = weakref.ref(deferred.owner), deferred.gradient
     del deferred
-    executor.forward(is_train=True)
-    mx.nd.waitall()
+    run(lambda: executor.forward(is_train=True))
     assert owner() is None
     array.fill(np.nan)  # as the next step's passes may
     update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
@@ -240,7 +206,7 @@ def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
     def once_without(self):
         if not room[0]:
             room[0] = True
-            raise OutOfMemoryError("no room")
+            no_room()
         return inputs.fget(self)
 
     def captured(call, stream):
@@ -252,8 +218,7 @@ def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
     executor = trained_once()
     while len(steps) < 4:
         executor.forward(is_train=True)
-        executor.backward()
-        mx.nd.waitall()
+        run(executor.backward)
         steps.append(len(steps))
     assert room == [True]
     assert done[-1] == 3
