@@ -149,9 +149,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("command", "words"), WRONG)
-def test_what_is_wrong_in_a_command_line_is_named(
-    command: str, words: str, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_what_is_wrong_in_a_command_line_is_named(command, words, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "own.h").touch()
@@ -183,9 +181,7 @@ def test_without_a_gpu_one_sentence_and_exit_code_3(command: str, monkeypatch, c
     ("command", "package"),
     [("report --out x", "jinja2"), ("report --out x", "matplotlib"), ("bench --plots plots", "matplotlib")],
 )
-def test_without_the_extra_one_sentence_says_what_to_install(
-    command: str, package: str, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_without_the_extra_one_sentence_says_what_to_install(command, package, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     assert run("__main__.py", command.split(), monkeypatch) == 3

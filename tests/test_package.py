@@ -164,9 +164,7 @@ def test_an_installed_package_may_be_read_only(site: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(
-    checkout: Path, site: Path, tmp_path: Path
-) -> None:
+def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(checkout, site, tmp_path) -> None:
     script = checkout / "folders.py"
     script.write_text("from ece408_op import data, errors, kernels, models\n")
     with script.open("a") as file:

@@ -341,9 +341,7 @@ def test_few_elements_that_are_right_are_not_called_unwritten() -> None:
     [([0], 7, "image 7 of 19"), ([2, 3], 0, "images 2 to 3 of 19"), ([1, 2, 3], 15, "images 16 to 18 of 19"),
      ([3], 15, "the last image"), ([0, 1, 2, 3], 0, "any element of y")],
 )  # fmt: skip
-def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(
-    missing: list[int], first: int, where: str
-) -> None:
+def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(missing, first, where) -> None:
     p = ConvProblem(4, 2, 9, 8, 3, 3)
     x, w = inputs(p)
     y = Kernel("")(p, x, w)

@@ -123,12 +123,7 @@ def test_estimates_in_the_table_are_those_of_the_kernels():
     # All of them take a minute: of every kernel ten, the same ones each time.
     recorded = list(_recorded())
     names = {kernel.name for _, _, kernel, _ in recorded}
-    assert {
-        "fp16x3_mma_sync",
-        "fp16x3_warpgroup",
-        "fp16x1_mma_sync",
-        "fp16x1_warpgroup",
-    } <= names
+    assert {"fp16x3_mma_sync", "fp16x3_warpgroup", "fp16x1_mma_sync", "fp16x1_warpgroup"} <= names
     for name in sorted(names):
         rows = [row for row in recorded if row[2].name == name]
         for chip, problem, kernel, estimate in random.Random(408).sample(rows, min(10, len(rows))):

@@ -236,9 +236,7 @@ class Faulty(BaseHTTPRequestHandler):
         ("length", "invalid literal"),
     ],
 )
-def test_a_failed_download_is_named_and_leaves_no_file(
-    fault: str, reason: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_is_named_and_leaves_no_file(fault, reason, published, tmp_path, monkeypatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Faulty) as http:
         threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{http.server_address[1]}/{fault}/"

@@ -39,8 +39,7 @@ EVERY = [(layer, name) for layer, kernels in COUNTED.items() for name in kernels
 
 
 @pytest.mark.parametrize(
-    ("layer", "name"),
-    [one if one in SOON else pytest.param(*one, marks=pytest.mark.exhaustive) for one in EVERY],
+    ("layer", "name"), [one if one in SOON else pytest.param(*one, marks=pytest.mark.exhaustive) for one in EVERY]
 )
 def test_counters_are_within_one_percent_of_nsight_computes(layer: str, name: str, programs: Path) -> None:
     problem, rng = ConvProblem(2, *map(int, layer.split("x"))), np.random.default_rng(0)

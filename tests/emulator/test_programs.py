@@ -170,9 +170,7 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
     ],
     ids=["no barrier around fragments", "half a warp's product"],
 )
-def test_misuse_of_fragments_is_found(
-    changes: dict[str, str], expected: set[tuple[str, int, int]], programs: Path
-) -> None:
+def test_misuse_of_fragments_is_found(changes, expected, programs) -> None:
     source = (SUBMISSIONS / "wmma.cuh").read_text()
     for before, after in changes.items():
         assert source.count(before) == 1

@@ -70,11 +70,7 @@ EMULATED = EmulatedOperators(SimpleNamespace(device=0))
 
 @pytest.mark.parametrize(
     ("shape", "axis", "fixed", "relu"),
-    [
-        ((7, 30, 3, 3), 1, False, False),
-        ((3, 5, 8), -1, True, True),
-        ((2, 3, 1200), 1, False, True),
-    ],
+    [((7, 30, 3, 3), 1, False, False), ((3, 5, 8), -1, True, True), ((2, 3, 1200), 1, False, True)],
 )
 def test_batch_norm(shape, axis, fixed, relu, emulated):
     """All launches of both passes, with the arrays that they get on a GPU."""

@@ -36,11 +36,7 @@ def _id(value: object) -> str:
 
 
 def _run(
-    kernel: CudaKernel,
-    problem: ConvProblem,
-    folder: Path,
-    special: bool = False,
-    without: str | None = None,
+    kernel: CudaKernel, problem: ConvProblem, folder: Path, special: bool = False, without: str | None = None
 ) -> int:
     """Check the output, unless text is left out; return the images that were computed in float32.
 

@@ -40,9 +40,7 @@ def buffers() -> Iterator[Buffers]:
 
 # MXNet's import may have given this module a NumPy of its own.
 @pytest.mark.parametrize(("owner", "name"), [(arrays.np, "empty"), (os, "memfd_create")])
-def test_where_memory_lacks_for_one_array_the_others_comes_back(
-    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_memory_lacks_for_one_array_the_others_comes_back(owner, name, monkeypatch) -> None:
     allocate, calls = getattr(owner, name), []
 
     def twice(*arguments: object) -> object:

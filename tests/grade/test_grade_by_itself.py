@@ -87,9 +87,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         (ALONE, {("2017", 3), ("2017", 9)}, r"2018sp \(unstable"),  # chance on a network that it is not for
     ],
 )
-def test_what_a_right_file_can_do(
-    name: str, right: set[tuple[str, int]], said: str, records: dict[str, dict[str, Any]]
-) -> None:
+def test_what_a_right_file_can_do(name, right, said, records) -> None:
     record = records[name]
     assert record["status"] == "passed" and re.search(said, record["reason"]), record["reason"]
     networks = record["networks"]

@@ -107,9 +107,7 @@ def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records: dict[str
         ("calls_of_an_administrator", "printed", "allowed: 0", ()),
     ],
 )
-def test_words_of_a_record(
-    name: str, key: str, there: str, not_there: tuple[str, ...], records: dict[str, dict[str, Any]]
-) -> None:
+def test_words_of_a_record(name, key, there, not_there, records) -> None:
     assert there in records[name][key]
     assert not [word for word in not_there if word in records[name][key]]
 

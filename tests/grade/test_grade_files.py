@@ -152,9 +152,7 @@ def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ELOOP])
-def test_a_machine_without_room_is_no_fault_of_a_file(
-    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_path) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -34,11 +34,7 @@ memory_bytes = 3000000000
 TIED = "tied_to_10000"
 HALVES = frozenset(("half", "half2", "half_kept", "wmma"))
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-    needs_sandbox,
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"), needs_sandbox]
 
 
 @pytest.fixture(scope="module")

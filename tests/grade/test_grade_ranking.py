@@ -67,9 +67,7 @@ def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
         ([record("a", 1)], ""),  # one alone
     ],
 )
-def test_overlapping_intervals_share_a_place_and_what_is_not_right_has_none(
-    records: list[dict[str, Any]], places: str
-) -> None:
+def test_overlapping_intervals_share_a_place_and_what_is_not_right_has_none(records, places) -> None:
     assert " ".join(f"{one['path']}{one['place']}" for one in rank(records, RankingSpec())) == places
 
 

@@ -137,9 +137,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
         ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 13 + [9.0] * 7, "passed"),  # another program's work
     ],
 )
-def test_a_gpus_work_after_the_answer_is_added_to_its_time(
-    took: list[float], late: list[float], again: list[float], status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, monkeypatch) -> None:
     monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_TURNS", 0.0)
     with Buffers(PROBLEM) as buffers:
         device = Device(0)

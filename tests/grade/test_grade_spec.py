@@ -61,9 +61,7 @@ def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: 
 
 @needs_sandbox
 @pytest.mark.parametrize("large", ["images = [100000000]", f"images = [100, 1{'0' * 18}]", "network = [{NET}]"])
-def test_batches_beyond_the_memory_are_refused_at_the_beginning(
-    large: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batches_beyond_the_memory_are_refused_at_the_beginning(large, tmp_path, capsys) -> None:
     net = "name = 'own', layers = [[1, 100000, 100000, 100, 5]]"
     (path := tmp_path / "spec.toml").write_text(large.replace("NET", net))
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
@@ -245,9 +243,7 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, monkeypatch) -> None:
     def none() -> int:
         raise DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
 
@@ -306,9 +302,7 @@ def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, mo
     ],
     ids=["full disk", "interrupted"],
 )
-def test_what_stops_the_command_is_said_in_a_line(
-    place, name, error, code, said, tmp_path, capsys, monkeypatch
-) -> None:
+def test_what_stops_the_command_is_said_in_a_line(place, name, error, code, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
     assert cli.main([str(HERE / "gpu" / "naive.cuh"), "--context", "cpu", "--json", str(tmp_path / "out.json")]) == code
     assert capsys.readouterr().err == f"ece408-grade: {said}\n"

@@ -8,16 +8,7 @@ import numpy as np
 import pooled_case
 import pytest
 from cuda_layers import COURSE, CUDA_KERNELS, ODD, PROBLEMS, random_layers, random_problems
-from gpu_case import (
-    assert_right,
-    check,
-    check_refusal,
-    inputs,
-    reference,
-    require_gpu,
-    require_gpus,
-    require_support,
-)
+from gpu_case import assert_right, check, check_refusal, inputs, reference, require_gpu, require_gpus, require_support
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

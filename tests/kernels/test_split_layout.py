@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.kernels.cuda.split_precision._candidate_tiles import tile_for
-from ece408_op.kernels.cuda.split_precision._tiles import (
-    ImplicitGemmTile,
-    MmaSyncTile,
-    OneChannelTile,
-    WarpgroupTile,
-)
+from ece408_op.kernels.cuda.split_precision._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, WarpgroupTile
 from ece408_op.problem import ConvProblem
 
 KERNEL_OF = dict(zip((OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile), split_precision.FP16X3))

@@ -183,9 +183,7 @@ def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: 
     ],
     ids=["ended", "reads beyond", "zeros", "everywhere"],
 )
-def test_what_is_told_of_an_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, words: str, other: str
-) -> None:
+def test_what_is_told_of_an_output(tmp_path, capsys, output, words, other) -> None:
     path = tmp_path / "own.cu"
     text = Path(__file__).with_name("tiles.cu").read_text(encoding="utf-8")
     path.write_text(text.replace("= sums[f];", f"= {output};"))
@@ -231,9 +229,7 @@ def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytes
 
 
 @needs_gxx
-def test_a_page_needs_matplotlib_only_for_a_roofline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypatch) -> None:
     pytest.importorskip("jinja2")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = tmp_path / "page"

@@ -40,9 +40,7 @@ FEW = ("no barrier", "half precision")
 @pytest.mark.parametrize(
     "mistake", [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in MISTAKES]
 )
-def test_a_mistake_is_told(
-    mistake: str, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
+def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request) -> None:
     if where == "emulated":
         request.getfixturevalue("emulates")
     elif require_gpu() and shutil.which("nvcc") is None:

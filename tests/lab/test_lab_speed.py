@@ -111,9 +111,7 @@ def made(folder: Path, make: Any) -> Path:
 
 
 @needs_emulator
-def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
-    gpu: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(gpu, capsys) -> None:
     for _ in range(2):
         assert lab.main([str(STARTER), *LAYER, "--images", "20"]) == 0
         printed = capsys.readouterr().out
@@ -131,9 +129,7 @@ def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
 
 @needs_emulator
 @pytest.mark.parametrize("session", [Session, WrongSession, EndedSession])
-def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
-    session: type, gpu: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(session, gpu, tmp_path, monkeypatch, capsys) -> None:
     path = tmp_path / "own.cu"
     right = Path(__file__).with_name("tiles.cu").read_text(encoding="utf-8")
     path.write_text(right.replace("    __syncthreads();\n  }", "  }"))
@@ -147,9 +143,7 @@ def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
 
 
 @needs_emulator
-def test_a_file_that_the_emulator_lacks_parts_for_is_timed(
-    gpu: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_the_emulator_lacks_parts_for_is_timed(gpu, tmp_path, capsys) -> None:
     path = tmp_path / "own.cu"
     path.write_text(STARTER.read_text(encoding="utf-8").replace("  const int B =", "  cublasCreate(0); const int B ="))
     assert lab.main([str(path), *LAYER, "--images", "20"]) == 0
@@ -171,14 +165,7 @@ def test_a_file_that_the_emulator_lacks_parts_for_is_timed(
     ],
     ids=["counts", "may not", "slow"],
 )
-def test_nsight_compute_counts_too(
-    code: str,
-    words: str,
-    gpu: list[Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nsight_compute_counts_too(code, words, gpu, tmp_path, monkeypatch, capsys) -> None:
     metrics = ["gpu__time_duration.sum", *_ncu.SHARES.values(), *(one for some in _ncu.SUMS.values() for one in some)]
     known = {"time": "1000", "sectors": "30", "requests": "4"}
     values = [next((value for word, value in known.items() if f"_{word}_" in each), "25") for each in metrics]

@@ -160,8 +160,7 @@ profile.finish()
 
 
 @pytest.mark.parametrize(
-    ("symbol", "name"),
-    [("_Z3addPfS_i", "add(float*, float*, int)"), ("naive", "naive"), ("_Znonsense", "_Znonsense")],
+    ("symbol", "name"), [("_Z3addPfS_i", "add(float*, float*, int)"), ("naive", "naive"), ("_Znonsense", "_Znonsense")]
 )
 def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
     assert demangled(symbol) == name

@@ -60,9 +60,7 @@ def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Pa
         _fill(path / "program", 0)
 
 
-def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(tmp_path, monkeypatch) -> None:
     path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 1))
 
     def refused(*_: object) -> None:

@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.plugin.host_context import CHUNK_BYTES, STAGING_BYTES, Gpu
-from ece408_op.runtime.copy_pipeline import (
-    INPUT,
-    OUTPUT,
-    Chunk,
-    Pipeline,
-    StagingBuffer,
-    chunks_of,
-    images_per_chunk,
-)
+from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, chunks_of, images_per_chunk
 
 SECONDS = 60
 

@@ -192,9 +192,7 @@ def test_the_streams_of_a_plan_are_made_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    [split_precision.ONE_CHANNEL, split_precision.MMA_SYNC],
-    ids=lambda kernel: kernel.name,
+    "kernel", [split_precision.ONE_CHANNEL, split_precision.MMA_SYNC], ids=lambda kernel: kernel.name
 )
 def test_launches_are_early_only_where_the_kernels_wait_and_the_chip_is_full(kernel):
     problem = ConvProblem(10_000, *LAYERS[kernel])

@@ -158,9 +158,7 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
         assert Path(own).exists() and not stale.exists()
 
 
-def test_folders_of_the_cache_that_were_never_finished_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_the_cache_that_were_never_finished_are_removed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(cached_folders, "cache_folder", lambda: tmp_path)
     touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
     for name in (".tools-killed", ".file-other"):
@@ -233,9 +231,7 @@ def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path: Path
     assert not alive()
 
 
-def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monkeypatch, tmp_path) -> None:
     def only_gxx(name: str) -> str:
         if name != "g++":
             raise HarnessError(f"expected the compiler {name} on this machine, found none")
@@ -253,9 +249,7 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(
 @pytest.mark.parametrize(
     ("lacks", "said"), [("compiler", "that the sandbox sees"), ("disk", "64 MB of disk for the compiler, got 1: /")]
 )
-def test_what_the_compiler_lacks_is_no_fault_of_a_file(
-    lacks: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, said, monkeypatch, tmp_path) -> None:
     source, tools = tmp_path / "new-forward.h", build.tools()
     source.write_text("#error No space left on device\n", encoding="utf-8")
     if lacks == "compiler":
