@@ -13,18 +13,7 @@ from ece408_op.core import reference
 from ece408_op.core.check import compare
 from ece408_op.grade import _judge
 from ece408_op.grade._buffers import Buffers
-from ece408_op.grade._verdict import (
-    FLOAT32,
-    HALF,
-    HALF_SUMS,
-    PICTURE,
-    PRECISIONS,
-    REAL,
-    TRANSFORM,
-    WHOLE,
-    WIDE,
-    WRONG,
-)  # fmt: skip
+from ece408_op.grade._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, PRECISIONS, REAL, TRANSFORM, WHOLE, WIDE, WRONG
 from ece408_op.kernels.cpu import loops, winograd
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import arrays
@@ -56,54 +45,52 @@ def test_where_memory_lacks_for_one_array_the_others_comes_back(owner, name, mon
     assert os.listdir("/proc/self/fd") == before
 
 
-def sum_in_float32(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    y = np.zeros(PROBLEM.y_shape, np.float32)
-    for p in range(3):
-        for q in range(3):
-            y += np.einsum("bcij,mc->bmij", x[:, :, p : p + 7, q : q + 6], w[:, :, p, q])
-    return y
+#: The last timed input with a few elements changed.
+NEAR = "near"
+
+
+def draw(buffers: Buffers, kind: str, seed: int) -> np.ndarray:
+    """Draw inputs of that kind, and return a copy of x."""
+    rng = np.random.default_rng(seed)
+    if kind == NEAR:
+        buffers.draw_near_duplicate(rng)
+    else:
+        buffers.draw(kind, rng)
+    buffers.present(flush=False)
+    return buffers.x.array.copy()
 
 
 def call(buffers: Buffers, kind: str, fill: float = 0.0) -> np.ndarray:
     """A run by this process in the worker's place; the output."""
-    buffers.draw(kind, np.random.default_rng(5))
+    x = draw(buffers, kind, 5)
     buffers.clear(fill)
-    buffers.present(flush=True)
-    y = buffers.y.array
-    y[...] = sum_in_float32(buffers.x.array, buffers.w.array)
-    return y
+    buffers.y.array[...] = summed(x, buffers.w.array)
+    return buffers.y.array
 
 
 def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
     problem = ConvProblem(30, 3, 40, 40, 2, 3)
     with Buffers(problem) as one, Buffers(problem) as other:
-        one.draw(REAL, np.random.default_rng(7))
-        other.draw(REAL, np.random.default_rng(8))
-        for both in (one, other):
-            both.present(flush=False)
-        x = one.x.array[(one.x.array == 0).mean(axis=(1, 2, 3)) < 0.5].ravel()  # without the sparse images
+        drawn, others = draw(one, REAL, 7), draw(other, REAL, 8)
+        x = drawn[(drawn == 0).mean(axis=(1, 2, 3)) < 0.5].ravel()  # without the sparse images
         assert (x >= -1).all() and (x < 1).all()
         # The mean of n uniform numbers has a standard deviation of 1 / sqrt(3 n): six of them.
         assert abs(x.mean()) < 6 / np.sqrt(3 * x.size)
         assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 6 / np.sqrt(x.size)
-        assert (other.x.array != one.x.array).mean() > 0.7
+        assert (others != drawn).mean() > 0.7
 
 
 @pytest.mark.parametrize(("channels", "values"), [(4, {-2, -1, 1, 2}), (200, {-1, 1})])
 def test_whole_numbers(channels: int, values: set[int]) -> None:
     with Buffers(ConvProblem(2, channels, 9, 8, 5, 3)) as buffers:
-        buffers.draw(WHOLE, np.random.default_rng(3))
-        buffers.present(flush=False)
-        assert values <= set(buffers.x.array.ravel())
+        assert values <= set(draw(buffers, WHOLE, 3).ravel())
         assert set(buffers.w.array.ravel()) == {-1, 1}
 
 
 @pytest.mark.parametrize("kind", [REAL, WHOLE])
 def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str) -> None:
     with Buffers(ConvProblem(32, 4, 20, 17, 5, 5)) as buffers:
-        buffers.draw(kind, np.random.default_rng(3))
-        buffers.present(flush=False)
-        sparse = [image for image in buffers.x.array if (image == 0).sum() > image.size / 2]
+        sparse = [image for image in draw(buffers, kind, 3) if (image == 0).sum() > image.size / 2]
         assert len(sparse) == 4
         for image in sparse:
             windows = np.lib.stride_tricks.sliding_window_view(image, (5, 5), axis=(1, 2))
@@ -115,12 +102,7 @@ def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str
 
 def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
     with Buffers(ConvProblem(64, 1, 28, 25, 2, 3)) as buffers:
-        buffers.draw(REAL, np.random.default_rng(1))
-        buffers.present(flush=False)
-        before = buffers.x.array.copy()
-        buffers.draw_near_duplicate(np.random.default_rng(2))
-        buffers.present(flush=False)
-        changed = (before != buffers.x.array).reshape(64, -1)
+        changed = (draw(buffers, REAL, 1) != draw(buffers, NEAR, 2)).reshape(64, -1)
         assert changed.any(axis=1).all()
         assert changed.mean() < 0.01
 
@@ -199,10 +181,6 @@ def summed(
     return y.astype(np.float32)
 
 
-def with_filters_of(bits: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    return lambda x, w: summed(x, rounded(bits)(w))
-
-
 def without_smallest(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return summed(x, np.where(np.abs(w) < np.quantile(np.abs(w), 0.1), 0, w).astype(np.float32))
 
@@ -233,8 +211,6 @@ LAYERS = {
     "588 products": ConvProblem(9, 12, 15, 15, 6, 7),
     "3136 products": ConvProblem(9, 64, 11, 11, 4, 7),
 }
-#: The last timed input with a few elements changed.
-NEAR = "near"
 
 
 def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray], np.ndarray], *kinds: str) -> str:
@@ -242,12 +218,7 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
     found = []
     with Buffers(problem) as buffers:
         for number, kind in enumerate(kinds or (WHOLE, REAL, NEAR)):
-            if kind == NEAR:
-                buffers.draw_near_duplicate(np.random.default_rng(number))
-            else:
-                buffers.draw(kind, np.random.default_rng(number))
-            buffers.present(flush=False)
-            buffers.y.array[...] = compute(buffers.x.array.copy(), buffers.w.array.copy())
+            buffers.y.array[...] = compute(draw(buffers, kind, number), buffers.w.array.copy())
             buffers.take_output()
             found.append(buffers.outcome(REAL if kind == NEAR else kind).precision)
     return max(found, key=[*PRECISIONS, WRONG].index)
@@ -264,8 +235,8 @@ COMPUTED = {
     "bfloat16": (partial(summed, factor=rounded(8)), {WRONG}),
     "7 bits": (partial(summed, factor=rounded(7)), {WRONG}),
     "6 bits": (partial(summed, factor=rounded(6)), {WRONG}),
-    "filters of 8 bits": (with_filters_of(8), {WRONG}),
-    "filters of 11 bits": (with_filters_of(11), {HALF}),
+    "filters of 8 bits": (lambda x, w: summed(x, rounded(8)(w)), {WRONG}),
+    "filters of 11 bits": (lambda x, w: summed(x, rounded(11)(w)), {HALF}),
     "fp8": (partial(summed, factor=rounded(4)), {WRONG}),
     "left out": (without_smallest, {WRONG}),
     "a quarter left out": (without_a_quarter_of_the_small, {WRONG}),
@@ -309,13 +280,10 @@ def test_the_largest_sums_of_many(channels: int, name: str) -> None:
 def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element() -> None:
     with Buffers(ConvProblem(16, 4, 20, 17, 60, 5)) as buffers:
         for seed in range(20):
-            buffers.draw(REAL, np.random.default_rng(seed))
-            buffers.present(flush=False)
-            before = buffers.x.array.copy()
+            before = draw(buffers, REAL, seed)
             assert np.abs(buffers.w.array).min() >= 2.0**-6
-            buffers.draw_near_duplicate(np.random.default_rng(seed))
-            buffers.present(flush=False)
-            changed = buffers.x.array[buffers.x.array != before] * 2048
+            after = draw(buffers, NEAR, seed)
+            changed = after[after != before] * 2048
             assert (changed % 2 == 1).all() and changed.min() > 1024 and changed.max() < 2048
 
 

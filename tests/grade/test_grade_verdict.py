@@ -4,26 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.grade._verdict import (
-    FLOAT32,
-    HALF,
-    HALF_SUMS,
-    POISONED,
-    TF32,
-    TIMED,
-    TRANSFORM,
-    WARM_UP,
-    WIDE_RANGE,
-    WRONG,
-    Layer,
-    NetworkResult,
-    Outcome,
-    Run,
-    Verdict,
-    judge_layer,
-    judge_network,
-    judge_submission,
-)  # fmt: skip
+from ece408_op.grade import _verdict
+from ece408_op.grade._verdict import FLOAT32, HALF, HALF_SUMS, TF32, TIMED, TRANSFORM, WRONG, Layer, Run, Verdict
 from ece408_op.problem import KNOWN_NETS, NETS, ConvProblem
 from ece408_op.submission import EndedError
 
@@ -31,15 +13,15 @@ PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
 F, H, W = FLOAT32, HALF, WRONG
 
 
-def outcome(precision: str, scaled: float = 1e-8) -> Outcome:
-    return Outcome(precision, 0.5, scaled, (0, 0, 0, 0), 1.0, 1.0, int(precision == WRONG), 9)
+def outcome(precision: str, scaled: float = 1e-8) -> _verdict.Outcome:
+    return _verdict.Outcome(precision, 0.5, scaled, (0, 0, 0, 0), 1.0, 1.0, int(precision == WRONG), 9)
 
 
 def runs(precisions: str) -> list[Run]:
     """A letter per run: f, h, w or, for an element that is quite wrong, x; in capitals for whole numbers."""
     found = {"f": outcome(F), "h": outcome(H, 2e-4), "w": outcome(W, 1e-3), "x": outcome(W, 0.1)}
-    purposes = [TIMED if letter.islower() else POISONED for letter in precisions]
-    purposes[0] = WARM_UP if precisions[0].isupper() else TIMED
+    purposes = [TIMED if letter.islower() else _verdict.POISONED for letter in precisions]
+    purposes[0] = _verdict.WARM_UP if precisions[0].isupper() else TIMED
     return [Run(purpose, 1e-3, 1e-3, found[one.lower()]) for purpose, one in zip(purposes, precisions)]
 
 
@@ -64,7 +46,7 @@ def runs(precisions: str) -> list[Run]:
     ],
 )
 def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None) -> None:
-    found = judge_layer(Layer(PROBLEM, runs(precisions)), half_passes=True)
+    found = _verdict.judge_layer(Layer(PROBLEM, runs(precisions)), half_passes=True)
     assert (found.status, found.precision) == (status, precision)
     later = precisions[0] == "F" and status == "wrong"
     assert ("its first call, on whole numbers, was right" in found.reason) == later
@@ -83,9 +65,9 @@ def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None
 )
 def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> None:
     all_runs = [*runs("Ff"), Run(TIMED, 1e-3, 1e-3, outcome(precision))]
-    all_runs += [Run(WIDE_RANGE, 1e-3, 1e-3, outcome(wide))] if wide else []
-    assert judge_layer(Layer(PROBLEM, all_runs), half_passes=True) == Verdict("passed", "", found)
-    strict = judge_layer(Layer(PROBLEM, all_runs), half_passes=False)
+    all_runs += [Run(_verdict.WIDE_RANGE, 1e-3, 1e-3, outcome(wide))] if wide else []
+    assert _verdict.judge_layer(Layer(PROBLEM, all_runs), half_passes=True) == Verdict("passed", "", found)
+    strict = _verdict.judge_layer(Layer(PROBLEM, all_runs), half_passes=False)
     assert strict.status == ("passed" if found in (FLOAT32, TRANSFORM) else "wrong")
     assert strict.status == "passed" or f"({found})" in strict.reason
 
@@ -105,7 +87,9 @@ def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> N
 )
 def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float, status: str) -> None:
     timed = [Run(TIMED, 3e-3, 3e-3, outcome(F), late_seconds=1e-3 * one) for one in late]
-    assert judge_layer(Layer(PROBLEM, timed, held_up_seconds=1e-3 * held_up), half_passes=True).status == status
+    assert (
+        _verdict.judge_layer(Layer(PROBLEM, timed, held_up_seconds=1e-3 * held_up), half_passes=True).status == status
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,15 +105,15 @@ def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float,
 def test_a_networks_layers(layers: list[str], end: tuple[int, str] | None, statuses: list[str]) -> None:
     those = [Layer(PROBLEM, runs(one)) for one in layers]
     if end is None:
-        judge_network(those, half_passes=True)
+        _verdict.judge_network(those, half_passes=True)
     else:
-        judge_network(those, True, EndedError(end[1], "why"), end[0])
+        _verdict.judge_network(those, True, EndedError(end[1], "why"), end[0])
     assert [one.verdict.status for one in those] == statuses
 
 
-def network(number: int, status: str) -> NetworkResult:
+def network(number: int, status: str) -> _verdict.NetworkResult:
     layer = Layer(PROBLEM, verdict=Verdict(status, "why", F if status == "passed" else None))
-    return NetworkResult(KNOWN_NETS[number], 9, [layer])
+    return _verdict.NetworkResult(KNOWN_NETS[number], 9, [layer])
 
 
 @pytest.mark.parametrize(
@@ -149,5 +133,5 @@ def network(number: int, status: str) -> NetworkResult:
 def test_a_submission(statuses: list[str], demanded: bool, pointed: list[int], status: str, decisive: int) -> None:
     results = [network(number, one) for number, one in enumerate(statuses)]
     nets = [NETS[number] for number in pointed]
-    verdict, found = judge_submission(results, demanded=demanded, pointed=nets)
+    verdict, found = _verdict.judge_submission(results, demanded=demanded, pointed=nets)
     assert (verdict.status, found) == (status, results[decisive])
