@@ -26,14 +26,16 @@ def first(problem):
     return next(kernel for kernel in kernels if kernel.recommended(problem))
 
 
+def assert_first():
+    assert [dispatch.select(problem) for problem in PROBLEMS] == [first(problem) for problem in PROBLEMS]
+
+
 def test_it_follows_the_instruction_set(monkeypatch):
     monkeypatch.delenv("ECE408_SIMD", raising=False)
-    levels, expected, found = best(), [], []
+    levels = best()
     for level in [*levels, *reversed(levels)]:
         monkeypatch.setenv("ECE408_SIMD", level)
-        expected += [first(problem).name for problem in PROBLEMS]
-        found += [dispatch.select(problem).name for problem in PROBLEMS]
-    assert found == expected
+        assert_first()
 
 
 def test_a_kernel_that_no_longer_supports_a_problem_is_not_chosen(monkeypatch):
@@ -49,12 +51,9 @@ def test_a_kernel_that_no_longer_supports_a_problem_is_not_chosen(monkeypatch):
 
 def test_it_follows_the_cores_of_the_process():
     cores = os.sched_getaffinity(0)
-    expected, found = [], []
     try:
         for some in (cores, {min(cores)}, cores):
             os.sched_setaffinity(0, some)
-            expected += [first(problem).name for problem in PROBLEMS]
-            found += [dispatch.select(problem).name for problem in PROBLEMS]
+            assert_first()
     finally:
         os.sched_setaffinity(0, cores)
-    assert found == expected

@@ -49,8 +49,7 @@ def test_the_reference_is_the_definition_and_its_gradients_are_the_adjoints(prob
     whole = np.vdot(dy, y)
     dx = reference.convolve(dy, w, problem.data_gradient)
     dw = reference.convolve(x, dy, problem.weight_gradient)
-    assert dx.shape == problem.x_shape
-    assert dw.shape == problem.w_shape
+    assert (dx.shape, dw.shape) == (problem.x_shape, problem.w_shape)
     np.testing.assert_allclose([np.vdot(dx, x), np.vdot(dw, w)], whole, atol=1e-10)
     size = reference.magnitude(x, w, problem)
     assert (size >= abs(y) - 1e-12).all()
@@ -86,16 +85,17 @@ def test_wrong_attributes_are_named(changed, message):
         ConvProblem(2, 4, 9, 9, 6, 3, **changed)
 
 
+PROBLEM = ConvProblem(3, 4, 9, 8, 5, 3)
+X, W = (np.random.default_rng(4).standard_normal(shape).astype(np.float32) for shape in PROBLEM.shapes[:2])
+
+
 def test_sums_are_the_convolution_its_magnitude_and_the_root_of_the_squares():
-    problem = ConvProblem(3, 4, 9, 8, 5, 3)
-    rng = np.random.default_rng(4)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
-    exact, size, root = reference.sums(x, w, roots=True)
-    x, w = x.astype(float), w.astype(float)
-    np.testing.assert_allclose(exact, by_loops(x, w, problem), atol=1e-12)
-    np.testing.assert_allclose(size, by_loops(abs(x), abs(w), problem))
-    np.testing.assert_allclose(root**2, by_loops(x**2, w**2, problem))
-    assert reference.sums(x, w)[2].shape == problem.y_shape
+    exact, size, root = reference.sums(X, W, roots=True)
+    x, w = X.astype(float), W.astype(float)
+    np.testing.assert_allclose(exact, by_loops(x, w, PROBLEM), atol=1e-12)
+    np.testing.assert_allclose(size, by_loops(abs(x), abs(w), PROBLEM))
+    np.testing.assert_allclose(root**2, by_loops(x**2, w**2, PROBLEM))
+    assert reference.sums(x, w)[2].shape == PROBLEM.y_shape
 
 
 @nvrtc.needs_nvrtc
@@ -111,12 +111,9 @@ def test_the_gpus_kernel_computes_the_same_sums(tmp_path):
     (tmp_path / "side.cpp").write_text(SHIM + reference.KERNEL)
     command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
     subprocess.run(command, check=True)
-    problem = ConvProblem(3, 4, 9, 8, 5, 3)
-    rng = np.random.default_rng(4)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
-    found = np.full((3, *problem.y_shape), math.nan)
-    places = [ctypes.c_void_p(array.ctypes.data) for array in (x, w, *found)]
+    found = np.full((3, *PROBLEM.y_shape), math.nan)
+    places = [ctypes.c_void_p(array.ctypes.data) for array in (X, W, *found)]
     count = ctypes.c_ulonglong(found[0].size)
     ctypes.CDLL(str(tmp_path / "side.so")).sums(*places[:2], count, 4, 9, 8, 5, 3, *places[2:])
-    for got, expected in zip(found, reference.sums(x, w, roots=True)):
+    for got, expected in zip(found, reference.sums(X, W, roots=True)):
         np.testing.assert_allclose(got, expected, atol=1e-12)

@@ -223,36 +223,22 @@ def test_an_exit_is_a_finding_with_a_line(programs: Path) -> None:
         assert [(one.kind, one.line) for one in report.findings] == [("crash", line)]
 
 
-def test_an_endless_loop_ends_with_its_line(programs: Path) -> None:
-    report = run("while (x[0] < 2)\ny[i] += 1;", programs, seconds=1)
-    (finding,) = report.findings
-    assert finding.kind == "time"
-    assert finding.line in (5, 6)
-
-
-def test_a_run_that_is_too_long_tells_how_far_it_came(programs: Path) -> None:
+def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: Path) -> None:
     report = run("y[i] = 0;\nif (b == 1) while (x[0] < 2) y[i] += 1;", programs, seconds=1)
-    assert ["1 of 2 blocks done" in one.message for one in report.findings] == [True]
-    assert report.ended
+    (finding,) = report.findings
+    assert (finding.kind, finding.line, report.ended) == ("time", 6, True)
+    assert "1 of 2 blocks done" in finding.message
 
 
-def test_gpu_memory_that_nothing_wrote_is_found(programs: Path) -> None:
-    host = "float *own; cudaMalloc(&own, 256); run<<<1, 64, 1024>>>(y.dptr_, own, w.dptr_);"
-    (finding,) = run("y[i] = x[i];", programs, host).findings
-    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
-
-
-def test_halves_that_nothing_wrote_are_found(programs: Path) -> None:
-    host = "__half *own; cudaMalloc(&own, 256); run<<<1, 64, 1024>>>(y.dptr_, (float *)own, w.dptr_);"
-    (finding,) = run("y[i] = ((const __half *)x)[i];", programs, host).findings
-    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
-
-
-def test_halves_behind_those_that_were_copied_are_found(programs: Path) -> None:
-    host = """__half *own; cudaMalloc(&own, 256); cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);
-run<<<1, 64, 1024>>>(y.dptr_, (float *)own, w.dptr_);"""
-    (finding,) = run("y[i] = ((const __half *)x)[i];", programs, host).findings
-    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 32)
+@pytest.mark.parametrize(
+    ("kind", "copied", "times"),
+    [("float", "", 64), ("__half", "", 64), ("__half", "cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);", 32)],
+    ids=["floats", "halves", "halves behind those that were copied"],
+)
+def test_gpu_memory_that_nothing_wrote_is_found(kind: str, copied: str, times: int, programs: Path) -> None:
+    host = f"float *own; cudaMalloc(&own, 256); {copied} run<<<1, 64, 1024>>>(y.dptr_, own, w.dptr_);"
+    (finding,) = run(f"y[i] = ((const {kind} *)x)[i];", programs, host).findings
+    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, times)
 
 
 @pytest.mark.parametrize(
@@ -292,8 +278,8 @@ def test_calls_that_fail_are_found(programs: Path) -> None:
 def test_a_compile_error_has_the_files_line(programs: Path) -> None:
     with pytest.raises(emulator.CompileError) as caught:
         run("y[i] = x[j];", programs)
-    assert caught.value.lines[0][0] == 5
-    assert "j" in caught.value.lines[0][1]
+    line, message = caught.value.lines[0]
+    assert line == 5 and "j" in message
 
 
 def test_counters_are_those_of_a_gpu(programs: Path) -> None:
@@ -361,10 +347,8 @@ for (int n = 0; n < 30; n++) sum += s[i / 16 * 20 + i % 16 + n] * w[n];
 y[i] = sum;"""
     hints = {hint.section.partition("#")[2]: hint for hint in run(body, programs).hints("wrong.cuh") if hint.line == 9}
     assert set(hints) == {"bank-conflicts", "reuse"}
-    assert (
-        "2.0 times as many cycles; a block 32 threads wide" in hints["bank-conflicts"].text
-        and "pad" not in hints["bank-conflicts"].text
-    )
+    text = hints["bank-conflicts"].text
+    assert "2.0 times as many cycles; a block 32 threads wide" in text and "pad" not in text
 
 
 #: What the host's code does between a kernel's definition and its launch, and the findings.

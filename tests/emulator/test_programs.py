@@ -23,10 +23,19 @@ def run(path: Path, programs: Path) -> emulator.Report:
     return emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])[0]
 
 
-def report(source: str, programs: Path, name: str = "new-forward.cuh") -> emulator.Report:
-    path = programs / name
+def report(source: str, programs: Path) -> emulator.Report:
+    path = programs / "new-forward.cuh"
     path.write_text(source)
     return run(path, programs)
+
+
+def changed(name: str, changes: dict[str, str]) -> str:
+    """The submission's text with other text in places."""
+    source = (SUBMISSIONS / name).read_text()
+    for before, after in changes.items():
+        assert source.count(before) == 1
+        source = source.replace(before, after)
+    return source
 
 
 #: Submissions that use different parts of CUDA, and the error that their precision allows.
@@ -150,11 +159,7 @@ CHANGES = {
 def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "too long" in name:
         monkeypatch.setattr(_build, "UNROLLED_SECONDS", 0.05)
-    source = (SUBMISSIONS / "naive.cuh").read_text()
-    for before, after in CHANGES[name].items():
-        assert source.count(before) == 1
-        source = source.replace(before, after)
-    found = report(source, programs)
+    found = report(changed("naive.cuh", CHANGES[name]), programs)
     assert found.findings == ()
     np.testing.assert_allclose(found.y, Y, atol=1e-5)
 
@@ -171,11 +176,8 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
     ids=["no barrier around fragments", "half a warp's product"],
 )
 def test_misuse_of_fragments_is_found(changes, expected, programs) -> None:
-    source = (SUBMISSIONS / "wmma.cuh").read_text()
-    for before, after in changes.items():
-        assert source.count(before) == 1
-        source = source.replace(before, after)
-    assert {(one.kind, one.line, one.other_line) for one in report(source, programs).findings} >= expected
+    findings = report(changed("wmma.cuh", changes), programs).findings
+    assert {(one.kind, one.line, one.other_line) for one in findings} >= expected
 
 
 def test_a_compiler_that_takes_too_long_ends_with_its_processes() -> None:
@@ -189,7 +191,6 @@ def test_a_compiler_that_takes_too_long_ends_with_its_processes() -> None:
 
 
 def _sleeps(word: str) -> bool:
-    """Does a process sleep for that long?"""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             if path.read_bytes().split(b"\0")[:2] == [b"sleep", word.encode()]:
@@ -199,10 +200,8 @@ def _sleeps(word: str) -> bool:
 
 def test_layers_are_computed_in_one_process(programs: Path) -> None:
     path = programs / "counts.cuh"
-    source = (SUBMISSIONS / "naive.cuh").read_text()
-    path.write_text(
-        source.replace("gridDim(B, M)", "gridDim(B, calls++ ? M : 2)").replace("dim3 g", "static int calls; dim3 g")
-    )
+    grid = "static int calls; dim3 gridDim(B, calls++ ? M : 2)"
+    path.write_text(changed("naive.cuh", {"dim3 gridDim(B, M)": grid}))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W[:2]), (X, W)])
     assert [one.findings for one in reports] == [(), ()]
     np.testing.assert_allclose(reports[1].y, Y, atol=1e-5)
@@ -211,8 +210,8 @@ def test_layers_are_computed_in_one_process(programs: Path) -> None:
 
 def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
     path = programs / "ends.cuh"
-    source = (SUBMISSIONS / "naive.cuh").read_text()
-    path.write_text(source.replace("cudaStream_t s", "static int calls; if (calls++) _exit(0);\ncudaStream_t s"))
+    exits = "static int calls; if (calls++) _exit(0);\ncudaStream_t s"
+    path.write_text(changed("naive.cuh", {"cudaStream_t s": exits}))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
     assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
 
