@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from gpu_case import require_gpu
 
 from ece408_op.core import reference
 from ece408_op.core.explain import explain
@@ -30,8 +31,10 @@ needs_emulator = pytest.mark.usefixtures("emulates")
 
 
 def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
-    """The starter of that suffix with other text in places."""
-    text = (STARTERS / {".h": "new-forward.h", ".cu": "my_kernel.cu"}[Path(name).suffix]).read_text(encoding="utf-8")
+    """The tests' own file of that name, or the starter of that suffix, with other text in places."""
+    starter = STARTERS / {".h": "new-forward.h", ".cu": "my_kernel.cu"}[Path(name).suffix]
+    own = Path(__file__).with_name(name)
+    text = (own if own.exists() else starter).read_text(encoding="utf-8")
     for before, after in changes:
         assert before in text, before
         text = text.replace(before, after)
@@ -172,24 +175,50 @@ def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("output", "words", "other"),
     [
-        ("sums[f] + x[10000000]", r"3 x 3: WRONG line 33: out of bounds: reads", "elements are wrong"),
-        (
-            "sums[f] + (x[170] == 1)",
-            r"the output is right all the same line 33: out of bounds: reads",
-            "elements are wrong",
-        ),
+        ("sums[f] + x[10000000]", "3 x 3: WRONG line 33: out of bounds: reads", "elements are wrong"),
+        ("sums[f] + (x[170] == 1)", "right all the same line 33: out of bounds: reads", "elements are wrong"),
         ("0", r"Your output is 0 everywhere\.", "channel"),
         ("sums[f] * sums[f]", r"The wrong elements are everywhere\.$", "9999"),
     ],
     ids=["ended", "reads beyond", "zeros", "everywhere"],
 )
 def test_what_is_told_of_an_output(tmp_path, capsys, output, words, other) -> None:
-    path = tmp_path / "own.cu"
-    text = Path(__file__).with_name("tiles.cu").read_text(encoding="utf-8")
-    path.write_text(text.replace("= sums[f];", f"= {output};"))
+    path = changed(tmp_path, "tiles.cu", ("= sums[f];", f"= {output};"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(words, printed) and other not in printed, printed
+
+
+#: A text of tiles.cu and what replaces it, what the lab tells, as a regular expression, and its exit code.
+MISTAKES = {
+    "half precision": ("+= tile[", "+= (float)(__half)tile[", "rounding errors of half precision", 0),
+    "no barrier": ("    __syncthreads();\n    for", "    for", r"lines \d+ and \d+: race", 1),
+    "tile halo": ("row < H &&", "n / side < TILE && n % side < TILE &&", "its halo of K - 1 rows and columns", 1),
+    "adds to y": ("* columns + j] = sums", "* columns + j] += sums", "right only while y is 0 before the call", 0),
+    "beyond a local array": ("f < FILTERS && first + f < M; f++)\n      for", "first + f < M; f++)\n      for",
+                             "line 28: out of bounds: index 4 is beyond sums", 1),
+    "barrier in a branch": ("    __syncthreads();\n  }", "    if (i < rows) __syncthreads();\n  }",
+                            r"lines? [\d and]+: (barrier|race)", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [pytest.param("GPU", marks=pytest.mark.gpu), "emulated"])
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(one, marks=() if one in list(MISTAKES)[:2] else pytest.mark.exhaustive) for one in MISTAKES],
+)
+def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request) -> None:
+    if where == "emulated":
+        request.getfixturevalue("emulates")
+    elif require_gpu() and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    before, after, words, code = MISTAKES[mistake]
+    path = changed(tmp_path, "tiles.cu", (before, after))
+    options = ["--emulate"] if where == "emulated" else []
+    found = lab.main([str(path), "--layer", "3x13x13x10x3", "--images", "3", *options])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(words, printed), printed
+    assert where == "GPU" or found == code  # a GPU may compute the right output all the same
 
 
 @needs_emulator
