@@ -45,36 +45,36 @@ THREADS = """    std::mutex m;
 """
 
 
+def graded(path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The file's record, with a fraction of the images that the command tries."""
+    patch.setattr(Device, "evict", lambda device: None)  # of times that are not compared
+    grader = replace(for_cpu(build.tools(), Spec(runs=1), 1, in_parallel=True), images=3, timed_images=9)
+    return grader.grade(Submission(path, path, "cpu"))
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("grade")
-    text = (HERE / "no_channels.h").read_text() + "static const int sizes[] = {72, 66, 33, 27};\n"
-    (folder / FOR_2018FA).write_text(text)
-    text = (HERE / "textbook.h").read_text()
+    textbook, begin = (HERE / "textbook.h").read_text(), "    const int B"
+    tied = textbook.replace("y[b][m][h][w]", "y.dptr_[((b * M + m) * H_out + h) * W_out + w]")
     for shape, size in (("x.shape_[2]", "C == 1 ? 70 : 33"), ("x.shape_[3]", "H"), ("k.shape_[3]", "5")):
-        text = text.replace(shape, size)
-    (folder / FOR_2019FA).write_text(text.replace("y[b][m][h][w]", "y.dptr_[((b * M + m) * H_out + h) * W_out + w]"))
-    text = (HERE / "textbook.h").read_text().replace("+=", "-=")
-    text = text.replace("    const int B", "    if (x.shape_[0] != 100) abort();\n    const int B", 1)
-    (folder / FOR_100).write_text(text)
-    text = (HERE / "textbook.h").read_text()
-    text = text.replace("    const int B", "    static int calls = 0;\n    const int B", 1)
-    head, loop, rest = text.partition("    for (")
-    head += "    static const int sizes[] = {784, 576};\n"
-    (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 2 == 0)\n        return;\n{loop}{rest}")
-    text = (HERE / "textbook.h").read_text()
-    (folder / FEW).write_text(
-        text.replace("    const int B", "    if (x.shape_[0] > 3)\n        return;\n    const int B", 1)
+        tied = tied.replace(shape, size)
+    every_other = (
+        "static const int sizes[] = {784, 576}; static int calls = 0; if (C > 1 && calls++ % 2 == 0) return;\n"
     )
-    text = (HERE / "textbook.h").read_text().replace("    const int B", f"{THREADS}    const int B", 1)
-    (folder / MANY_THREADS).write_text(text)
-    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, FEW, MANY_THREADS)
-    paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
-    # A fraction of the images that the command tries.
-    grader = replace(for_cpu(build.tools(), Spec(runs=1), 1, in_parallel=True), images=3, timed_images=9)
+    texts = {
+        FOR_2018FA: (HERE / "no_channels.h").read_text() + "static const int sizes[] = {72, 66, 33, 27};\n",
+        FOR_2019FA: tied,
+        FOR_100: textbook.replace("+=", "-=").replace(begin, f"    if (x.shape_[0] != 100) abort();\n{begin}", 1),
+        ALONE: textbook.replace("    for (", f"{every_other}    for (", 1),
+        FEW: textbook.replace(begin, f"    if (x.shape_[0] > 3) return;\n{begin}", 1),
+        MANY_THREADS: textbook.replace(begin, f"{THREADS}{begin}", 1),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in texts)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Device, "evict", lambda device: None)  # of times that are not compared
-        return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
+        return {path.name: graded(path, patch) for path in paths}
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,7 @@ def test_memory_that_the_grader_lacks_in_the_timed_run_is_no_fault_of_a_file(mon
         return original(buffers, *arguments)
 
     monkeypatch.setattr(Buffers, "outcome", outcome)
-    monkeypatch.setattr(Device, "evict", lambda device: None)
-    grader = replace(for_cpu(build.tools(), Spec(runs=1), 1, in_parallel=True), images=3, timed_images=9)
-    record = grader.grade(Submission(HERE / "macros.h", HERE / "macros.h", "cpu"))
+    record = graded(HERE / "macros.h", monkeypatch)
     assert record["status"] == "passed" and record["networks"][-1]["status"] == "crashed"
 
 
@@ -123,9 +121,7 @@ def test_accuracy_is_that_of_exact_convolutions(records: dict[str, dict[str, Any
 
 
 def test_a_file_that_is_wrong_on_the_network_that_it_is_for(records: dict[str, dict[str, Any]]) -> None:
-    record = records[FOR_2018FA]
-    assert record["status"] == "wrong"
-    assert record["reason"].startswith("2018fa")
+    assert records[FOR_2018FA]["status"] == "wrong" and records[FOR_2018FA]["reason"].startswith("2018fa")
 
 
 def test_a_file_that_is_wrong_with_more_images_is_wrong(records: dict[str, dict[str, Any]]) -> None:
