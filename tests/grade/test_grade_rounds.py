@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,7 +17,7 @@ from ece408_op.grade import _rounds
 from ece408_op.grade._buffers import Buffers, Device
 from ece408_op.grade._rounds import Bench, Trial, Turns
 from ece408_op.grade._spec import Spec
-from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, NetworkResult
+from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP
 from ece408_op.problem import Net
 from ece408_op.submission import EndedError, HarnessError
 from ece408_op.submission.sandbox import Tools
@@ -23,8 +25,6 @@ from ece408_op.submission.worker import Call, Program
 
 NET = Net("own", ((2, 7, 6, 3, 3),))
 PROBLEM = NET.problems(3)[0]
-TOOLS = Tools(Path("/"))
-PROGRAM = Program("")
 
 
 class Worker:
@@ -36,10 +36,10 @@ class Worker:
     def __init__(self, buffers: Buffers, ends_at: int | None = None) -> None:
         self.buffers, self.ends_at, self.calls = buffers, ends_at, 0
 
-    def nothing(self, *arguments: object) -> None:
+    def idle(self, *arguments: object) -> None:
         pass
 
-    note_size = begin = idle = nothing
+    note_size = begin = idle
 
     def ping(self) -> float:
         return self.empty
@@ -55,60 +55,56 @@ class Worker:
         return Call(1e-3, 0.9e-3)
 
 
-def trial(bench: Bench, buffers: Buffers, steps: list[str]) -> tuple[Trial, NetworkResult]:
-    one = Trial(bench, PROGRAM, NET, 3, 1.0, steps)
+@pytest.fixture
+def buffers() -> Iterator[Buffers]:
+    with Buffers(PROBLEM) as found:
+        yield found
+
+
+def trial(buffers: Buffers, steps: list[str], device: Device | None = None) -> Trial:
+    one = Trial(Bench(Tools(Path("/")), Spec(), device or Device()), Program(""), NET, 3, 1.0, steps)
     one.buffers.append(buffers)
-    return one, one.result
+    return one
 
 
-def test_every_timed_run_counts() -> None:
-    with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec()), buffers, [TIMED, TIMED])
-        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
-    assert result.layers[0].as_data()["seconds"]["count"] == 2
-    assert (result.layers[0].own_kernel_seconds or 0) > 0
-    assert result.status == "passed"
+def test_every_timed_run_counts(buffers: Buffers) -> None:
+    this = trial(buffers, [TIMED, TIMED])
+    assert this.go_through(Worker(buffers))
+    assert this.result.layers[0].as_data()["seconds"]["count"] == 2
+    assert (this.result.layers[0].own_kernel_seconds or 0) > 0
+    assert this.result.status == "passed"
 
 
 @pytest.mark.parametrize("later", [1e-6, 5e-3])
-def test_the_least_time_of_an_empty_call_is_subtracted(later: float) -> None:
-    with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec()), buffers, [TIMED, TIMED])
-        worker = Worker(buffers)
-        worker.empty = later  # a busy machine has become free; or the submission slows it down
-        assert this.go_through(worker)  # type: ignore[arg-type]
-    data = result.layers[0].as_data()
+def test_the_least_time_of_an_empty_call_is_subtracted(later: float, buffers: Buffers) -> None:
+    this, worker = trial(buffers, [TIMED, TIMED]), Worker(buffers)
+    worker.empty = later  # a busy machine has become free; or the submission slows it down
+    assert this.go_through(worker)
+    data = this.result.layers[0].as_data()
     assert data["overhead_seconds"] == min(later, worker.overhead)
     assert data["seconds"]["median"] == pytest.approx(1e-3 - min(later, worker.overhead))
 
 
-def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Buffers(PROBLEM) as buffers:
-        bench = Bench(TOOLS, Spec())
-        this, result = trial(bench, buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
-        monkeypatch.setattr(bench.device, "exhausted", lambda: True)
-        assert not this.go_through(Worker(buffers, ends_at=3))  # type: ignore[arg-type]
-        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
-    assert [run.purpose for run in result.layers[0].runs] == [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE]
-    assert result.leaks and result.status == "passed"
+def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(buffers, monkeypatch) -> None:
+    this = trial(buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
+    monkeypatch.setattr(this.bench.device, "exhausted", lambda: True)
+    assert not this.go_through(Worker(buffers, ends_at=3))
+    assert this.go_through(Worker(buffers))
+    assert [run.purpose for run in this.result.layers[0].runs] == [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE]
+    assert this.result.leaks and this.result.status == "passed"
 
 
-def test_a_crash_with_memory_left_is_a_crash() -> None:
-    with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec()), buffers, [WARM_UP, TIMED])
-        assert this.go_through(Worker(buffers, ends_at=2))  # type: ignore[arg-type]
-    assert result.status == "crashed" and not result.leaks
+def test_a_crash_with_memory_left_is_a_crash(buffers: Buffers) -> None:
+    this = trial(buffers, [WARM_UP, TIMED])
+    assert this.go_through(Worker(buffers, ends_at=2))
+    assert this.result.status == "crashed" and not this.result.leaks
 
 
-def test_what_leaves_the_grader_no_memory_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*arguments: object) -> None:
-        raise MemoryError("Out of memory allocating 125,452,800 bytes")
-
-    with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec()), buffers, [WARM_UP, TIMED])
-        monkeypatch.setattr(buffers, "outcome", none_left)
-        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
-    assert result.status == "crashed" and "no memory for itself" in result.verdict.reason
+def test_what_leaves_the_grader_no_memory_has_crashed(buffers, monkeypatch) -> None:
+    this = trial(buffers, [WARM_UP, TIMED])
+    monkeypatch.setattr(buffers, "outcome", mock.Mock(side_effect=MemoryError("Out of memory")))
+    assert this.go_through(Worker(buffers))
+    assert this.result.status == "crashed" and "no memory for itself" in this.result.verdict.reason
 
 
 @pytest.mark.parametrize("failures", [2, 3])
@@ -124,7 +120,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
     monkeypatch.setattr(_rounds, "Worker", never)
     monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_STARTS", 0.0)
     with pytest.raises(EndedError if failures == 2 else HarnessError):
-        Trial(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0, [TIMED]).run()
+        trial(mock.Mock(), [TIMED]).run()
     assert len(begun) == 3
 
 
@@ -137,22 +133,20 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
         ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 13 + [9.0] * 7, "passed"),  # another program's work
     ],
 )
-def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, monkeypatch) -> None:
+def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, buffers, monkeypatch) -> None:
     monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_TURNS", 0.0)
-    with Buffers(PROBLEM) as buffers:
-        device = Device(0)
-        steps = [WARM_UP, *[TIMED] * len(took), NEAR_DUPLICATE]
-        this, result = trial(Bench(TOOLS, Spec(), device), buffers, steps)
-        # Five after honest answers, the warm-up's, those that are timed, the last round's; milliseconds.
-        turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took, 1.2, *again]
-        monkeypatch.setattr(buffers, "turn_seconds", lambda: 1e-3 * turns.pop(0))
-        monkeypatch.setattr(device, "wake", lambda: None)
-        monkeypatch.setattr(device, "roofline_seconds", lambda problem, arithmetic: 1e-6)
-        # The worker that gave late answers goes before honest ones are measured again.
-        assert this.go_through(Worker(buffers)) == (not again)  # type: ignore[arg-type]
-        assert not again or this.go_through(Worker(buffers))  # type: ignore[arg-type]
-    assert not turns and result.status == status
-    runs = result.layers[0].runs[1:-1]
+    device = Device(0)
+    this = trial(buffers, [WARM_UP, *[TIMED] * len(took), NEAR_DUPLICATE], device)
+    # Five after honest answers, the warm-up's, those that are timed, the last round's; milliseconds.
+    turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took, 1.2, *again]
+    monkeypatch.setattr(buffers, "turn_seconds", lambda: 1e-3 * turns.pop(0))
+    monkeypatch.setattr(device, "wake", lambda: None)
+    monkeypatch.setattr(device, "roofline_seconds", lambda problem, arithmetic: 1e-6)
+    # The worker that gave late answers goes before honest ones are measured again.
+    assert this.go_through(Worker(buffers)) == (not again)
+    assert not again or this.go_through(Worker(buffers))
+    assert not turns and this.result.status == status
+    runs = this.result.layers[0].runs[1:-1]
     assert [run.late_seconds for run in runs] == pytest.approx([1e-3 * one for one in late])
     assert [run.seconds for run in runs] == pytest.approx([1e-3 + 1e-3 * one for one in late])
 
