@@ -26,9 +26,11 @@ def test_what_nobody_used_for_an_hour_leaves_a_full_folder(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"program": None}, {"headers/one.h": 9}, {"program": None, ".sizes.json": None}], ids=str
+    ("sizes", "listed"),
+    [({"program": None}, ""), ({"headers/one.h": 9}, ""), ({"program": None, ".sizes.json": None}, ""), ({}, "[]")],
+    ids=str,
 )
-def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | None]) -> None:
+def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | None], listed: str) -> None:
     def make(folder: Path) -> None:
         (folder / "headers").mkdir()
         _fill(folder / "headers" / "one.h", 10)
@@ -39,16 +41,12 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | N
         (path / name).unlink()
         if size is not None:
             _fill(path / name, size)
+    if listed:  # something else than a list of sizes
+        _fill(path / "program", 99)
+        (path / ".sizes.json").write_text(listed, encoding="utf-8")
     assert cached_folders.folder(tmp_path, "program", "key", make) == path
     assert [(path / name).stat().st_size for name in ("program", "headers/one.h")] == [100, 10]
     assert [one.name for one in tmp_path.iterdir()] == ["program-key"]
-
-
-def test_a_folder_whose_list_of_sizes_is_something_else_is_made_again(tmp_path: Path) -> None:
-    path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 10))
-    (path / ".sizes.json").write_text("[]", encoding="utf-8")
-    assert cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 20)) == path
-    assert (path / "program").stat().st_size == 20
 
 
 def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Path) -> None:

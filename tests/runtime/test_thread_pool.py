@@ -112,54 +112,51 @@ def test_a_call_within_a_part_ends():
     assert sorted(done) == sorted(4 * list(range(5)))
 
 
-def test_an_error_keeps_nothing_without_a_garbage_collection():
-    class Memory:
-        pass
+class Memory:
+    """What a call uses."""
 
+
+@pytest.fixture
+def freed():
+    """A function: wait until these weak references are dead, without a garbage collection."""
+
+    def wait(*kept):
+        end = time.monotonic() + 60  # a helper may still leave the work, or the handler of its error
+        while any(one() for one in kept) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert {one() for one in kept} == {None}
+
+    gc.collect()
+    gc.disable()
+    yield wait
+    gc.enable()
+
+
+def test_an_error_keeps_nothing_without_a_garbage_collection(freed):
     def work(part):
         memory = Memory()
         kept.append(weakref.ref(memory))
         raise ValueError(part)
 
     kept = []
-    gc.collect()
-    gc.disable()
-    try:
-        with contextlib.suppress(ValueError):
-            parallel_for(work, 2, 2)
-        # A helper may still leave the handler of its error.
-        end = time.monotonic() + 60
-        while any(one() for one in kept) and time.monotonic() < end:
-            time.sleep(0.001)
-        assert [one() for one in kept] == [None, None]
-    finally:
-        gc.enable()
+    with contextlib.suppress(ValueError):
+        parallel_for(work, 2, 2)
+    freed(*kept)
 
 
 @pytest.mark.parametrize(
     "call", [lambda work: parallel_for(work, 3, 3), lambda work: run_in_other_thread(lambda: work(0))]
 )
-def test_helpers_keep_nothing_of_a_call_that_has_ended(call):
-    class Memory:
-        pass
-
+def test_helpers_keep_nothing_of_a_call_that_has_ended(call, freed):
     memory = Memory()
     kept = weakref.ref(memory)
 
     def work(part, used=memory):
         time.sleep(0.01)  # so that helpers wake up
 
-    gc.disable()
-    try:
-        call(work)
-        del memory, work
-        # A helper may still leave the work.
-        end = time.monotonic() + 10
-        while kept() and time.monotonic() < end:
-            time.sleep(0.001)
-        assert kept() is None
-    finally:
-        gc.enable()
+    call(work)
+    del memory, work
+    freed(kept)
 
 
 def test_work_elsewhere_raises_its_error():
