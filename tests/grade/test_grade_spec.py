@@ -93,23 +93,21 @@ def test_a_missing_path_is_usage(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "nowhere" in capsys.readouterr().err
 
 
+def found_in(folder: Path, context: str | None = "cpu", gpu: bool = False) -> tuple[list[str], list[str]]:
+    """The submissions, as device and source, and the paths that are passed over, both from the folder."""
+    found, passed_over = _submission.find([folder], context, lambda: gpu)
+    sources = [f"{one.context}: {one.source.relative_to(folder) if one.source else None}" for one in found]
+    return sources, [str(path.relative_to(folder)) for path, _ in passed_over]
+
+
 def test_folders_and_files(tmp_path: Path) -> None:
-    inner = ("a/ece408_src/new-forward.h", "a/ece408_src/new-forward.cuh")
-    touch(tmp_path, *inner, "b/new-forward.cuh", "loose.cu")
-
-    def found(context: str | None, gpu: bool) -> list[tuple[str, str, str]]:
-        here, _ = _submission.find([tmp_path], context, lambda: gpu)
-        return [(one.path.name, one.context, one.source.name if one.source else "") for one in here]
-
-    assert found(None, False) == [
-        ("a", "cpu", "new-forward.h"),
-        ("b", "gpu", "new-forward.cuh"),
-        ("loose.cu", "gpu", "loose.cu"),
-    ]
-    assert found(None, True)[0] == ("a", "gpu", "new-forward.cuh")
-    assert found("cpu", True) == [("a", "cpu", "new-forward.h"), ("b", "cpu", "")]
+    touch(tmp_path, "a/ece408_src/new-forward.h", "a/ece408_src/new-forward.cuh", "b/new-forward.cuh", "loose.cu")
+    ones = ["cpu: a/ece408_src/new-forward.h", "gpu: b/new-forward.cuh", "gpu: loose.cu"]
+    assert found_in(tmp_path, None)[0] == ones
+    assert found_in(tmp_path, None, gpu=True)[0] == ["gpu: a/ece408_src/new-forward.cuh", *ones[1:]]
+    assert found_in(tmp_path, gpu=True)[0] == [ones[0], "cpu: None"]
     (tmp_path / "final.py").write_text("")
-    assert len(found(None, True)) == 3
+    assert len(found_in(tmp_path, None, gpu=True)[0]) == 3
 
 
 def test_a_folder_without_a_submission_says_what_else_it_has(tmp_path: Path) -> None:
@@ -130,9 +128,9 @@ def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
     touch(tmp_path, "a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt", "f/src/g.tgz")
     touch(tmp_path, "__MACOSX/a/ece408_src/._new-forward.h", "c/new-inl.h", "c/new.cc")
     (tmp_path / "c" / "home").symlink_to(tmp_path)
-    found, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
-    assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
-    assert [str(path.relative_to(tmp_path)) for path, _ in passed_over] == ["b", "c/home", "d.zip", "f"]
+    ones = ["cpu: a/new-forward.h", "cpu: c/deep/new-forward.h"]
+    assert found_in(tmp_path) == (ones, ["b", "c/home", "d.zip", "f"])
+    _, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
     assert passed_over[-1][1] == "src: g.tgz: an archive; unpack it first"
     with pytest.raises(SpecError, match="unpack"):
         _submission.find([tmp_path / "d.zip"], None, lambda: False)
@@ -157,28 +155,17 @@ def test_files_next_to_a_class_are_left_out_and_told_of(tmp_path: Path) -> None:
 def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
     touch(tmp_path, "top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
-
-    def graded(path: Path) -> tuple[list[str], list[str]]:
-        found, passed_over = _submission.find([path], "cpu", lambda: False)
-        left_out = [where.name for where, _ in passed_over]
-        return [str(one.source.relative_to(tmp_path)) for one in found if one.source], left_out
-
-    ones = ["s1/ann/new-forward.h", "s2/Eve/New-Forward.H", "top/new-forward.h"]
-    assert graded(tmp_path) == (ones, ["gus.py", "bob", "dan.zip", "forward.txt", "hal"])
-    assert graded(tmp_path / "top") == (["top/new-forward.h"], ["hal"])
+    ones = ["cpu: s1/ann/new-forward.h", "cpu: s2/Eve/New-Forward.H", "cpu: top/new-forward.h"]
+    assert found_in(tmp_path) == (ones, ["gus.py", "s1/bob", "s1/dan.zip", "s2/forward.txt", "top/hal"])
+    assert found_in(tmp_path / "top") == (["cpu: new-forward.h"], ["hal"])
 
 
 def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
     touch(tmp_path / "a" / "ece408_src", "new-inl.h", "new.cc", "new.cu", "._old.h", "old.h")
     touch(tmp_path, "b/new-forward.h")
     (tmp_path / "b" / "ece408_src").mkdir()
-
-    def sources_for(context: str) -> list[str | None]:
-        found, _ = _submission.find([tmp_path], context, lambda: True)
-        return [str(one.source.relative_to(tmp_path)) if one.source else None for one in found]
-
-    assert sources_for("cpu") == ["a/ece408_src/old.h", "b/new-forward.h"]
-    assert sources_for("gpu") == [None, None]
+    assert found_in(tmp_path, gpu=True)[0] == ["cpu: a/ece408_src/old.h", "cpu: b/new-forward.h"]
+    assert found_in(tmp_path, "gpu", gpu=True)[0] == ["gpu: None"] * 2
 
 
 @needs_sandbox
