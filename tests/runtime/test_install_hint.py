@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ece408_op.runtime import install_hint
-
-
-class Distribution:
-    def __init__(self, record: object) -> None:
-        self.text = json.dumps(record) if record else None
-
-    def read_text(self, name: str) -> str | None:
-        assert name == "direct_url.json"
-        return self.text
 
 
 def test_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +32,6 @@ def test_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_of_an_installed_package(record, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(install_hint, "distribution", lambda name: Distribution(record))
+    files = {"direct_url.json": json.dumps(record) if record else None}
+    monkeypatch.setattr(install_hint, "distribution", lambda name: SimpleNamespace(read_text=files.__getitem__))
     assert install_hint.command("cpu", tmp_path) == expected

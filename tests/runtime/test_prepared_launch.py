@@ -6,6 +6,7 @@ import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,26 +71,14 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
     assert done and not any(done)
 
 
-class Function:
-    """CuPy's, which remembers what it was called with."""
-
-    def __init__(self):
-        self.kernel, self.calls = SimpleNamespace(ptr=408), []
-
-    def __call__(self, *given, **more):
-        self.calls.append((given, more))
-
-
-class Stream:
+class Stream(nullcontext):
     """CuPy's."""
 
     ptr = 7
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        pass
+def cupy_function():
+    return Mock(kernel=SimpleNamespace(ptr=408))
 
 
 COPY = CopyToConstant("filters", "w", 4)
@@ -106,10 +95,9 @@ def prepared(function):
 @pytest.mark.parametrize("driver", ["none", "one that refuses"])
 def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
     monkeypatch.setattr(prepared_launch, "launch_function", lambda: None if driver == "none" else lambda *_: 1)
-    function = Function()
+    function = cupy_function()
     prepared(function).enqueue(Stream())
-    args = (2**63 + 1, 512, -5, 9, 0.5)
-    assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
+    function.assert_called_once_with((3, 2, 1), (32, 1, 1), (2**63 + 1, 512, -5, 9, 0.5), shared_mem=64)
 
 
 @pytest.mark.parametrize("driver", [None, lambda *_: 700])
@@ -118,7 +106,7 @@ def test_the_drivers_error_is_that_of_a_kernel_with_tensor_maps(monkeypatch, dri
     monkeypatch.setattr(prepared_launch, "launch_function", lambda: driver)
     addresses = prepared_launch.Addresses(["x"])
     step = Launch("k", (1, 1, 1), (32, 1, 1), (TensorMap("x", (64, 8), (64, 8)),))
-    ready = prepared_launch.PreparedLaunch(Function(), step, addresses)
+    ready = prepared_launch.PreparedLaunch(cupy_function(), step, addresses)
     got = "error 700 of cuLaunchKernelEx" if driver else "a driver without cuLaunchKernelEx"
     with pytest.raises(DeviceError, match=f"^k: expected the driver to launch it, got {got}$"):
         ready.enqueue(Stream())
@@ -137,9 +125,9 @@ def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatc
         return 0
 
     monkeypatch.setattr(prepared_launch, "launch_function", lambda: call)
-    function = Function()
+    function = cupy_function()
     prepared(function).enqueue(Stream())
-    assert not function.calls
+    function.assert_not_called()
     assert seen == [((3, 2, 1), (32, 1, 1), 64, 7, 408, [2**63 + 1, 512, -5, 9, 0.5], None), (1, 6, 1)]
 
 
