@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -28,13 +28,9 @@ def test_the_rates_are_those_of_nvidias_data_sheets(
     capability, multiprocessors, megahertz, tensor, float32, monkeypatch
 ):
     """P100, V100, T4, A100, A40, Jetson AGX Orin (170 sparse int8 TOPS), RTX 6000 Ada, H100: dense fp16 TFLOPS."""
-    gpu = SimpleNamespace(
-        runtime=SimpleNamespace(deviceGetAttribute=lambda attribute, device: 1000 * megahertz),
-        Device=lambda number: nullcontext(),
-        get_current_stream=lambda: None,
-    )
-    block = SimpleNamespace(data=SimpleNamespace(memset_async=lambda *_: None))
-    monkeypatch.setattr(roofline.cuda, "cupy", lambda: SimpleNamespace(cuda=gpu, empty=lambda *_: block, uint8=None))
+    cupy = MagicMock()
+    cupy.cuda.runtime.deviceGetAttribute.return_value = 1000 * megahertz
+    monkeypatch.setattr(roofline.cuda, "cupy", lambda: cupy)
     monkeypatch.setattr(roofline.cuda, "chip", lambda device: Chip("any", capability, multiprocessors))
     monkeypatch.setattr(roofline.timer, "measure", lambda *_: SimpleNamespace(median=0.5))
     found = roofline.measure.__wrapped__(0)

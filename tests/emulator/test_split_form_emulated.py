@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy_operators
 import pytest
 from plan_runs import launch_all, races
 
 from ece408_op.core import reference
 from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
+from ece408_op.network._layers import Pooling
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import Chip
@@ -179,20 +181,6 @@ def test_images_are_split_and_joined(programs):
     assert (np.abs(again["y"] - x) <= 2 * allowed).all()
 
 
-def pooled(x: np.ndarray, y: tuple[int, ...], window, stride, pad, kind, count_pad) -> np.ndarray:
-    out = np.zeros(y)
-    for row, column in np.ndindex(*y[2:]):
-        top, left = row * stride[0] - pad[0], column * stride[1] - pad[1]
-        part = x[:, :, max(top, 0) : top + window[0], max(left, 0) : left + window[1]]
-        rows = min(top + window[0], x.shape[2] + pad[0]) - top
-        columns = min(left + window[1], x.shape[3] + pad[1]) - left
-        count = rows * columns if count_pad else part.shape[2] * part.shape[3]
-        out[:, :, row, column] = (
-            part.max(axis=(2, 3)) if kind == "max" else part.sum(axis=(2, 3)) / (count if kind == "avg" else 1)
-        )
-    return out
-
-
 @pytest.mark.parametrize(
     ("kind", "window", "stride", "pad", "count_pad", "y"),
     [
@@ -206,7 +194,8 @@ def test_pooling(kind, window, stride, pad, count_pad, y, programs):
     x = images(2, 20, 7, 9)
     program = split_passes.pool(x.shape, (2, 20, *y), window, stride, pad, kind, count_pad)
     got, _ = run(program, split(x), (2, 20, *y), programs)
-    exact = pooled(joined(*split(x).values(), 20), (2, 20, *y), window, stride, pad, kind, count_pad)
+    operator, exact = Pooling("Pooling", window, kind, stride, pad, count_include_pad=count_pad), np.zeros((2, 20, *y))
+    numpy_operators.compute(operator, [joined(*split(x).values(), 20)], exact)
     assert np.abs(got - exact).max() <= ROUNDING * 64 * np.abs(x).max()
 
 
