@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -24,7 +23,6 @@ PHONE, DESK = 390, 1280
 SOURCE = "".join(
     f"float line_{number} = {number};  // {'wide ' * 30 if number == 7 else '<b>'}\n" for number in range(30)
 )
-SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
 
 
 def result() -> dict[str, Any]:
@@ -89,6 +87,4 @@ def test_it_is_readable_at_both_widths(browser: Any, tmp_path: Path, width: int,
     under = [float(word) for word in re.findall(r"[0-9.]+", back)]
     mixed = ", ".join(str(round(share * own + (1 - share) * other)) for own, other in zip(channels, under))
     assert contrast(ink, f"rgb({mixed})") >= 4.5
-    if SCREENSHOTS:
-        view.screenshot(path=f"{SCREENSHOTS}/lab-{width}-{scheme}.png", full_page=True)
     view.close()

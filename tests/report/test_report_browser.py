@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 PHONE, DESK = 360, 1280
-#: With ECE408_SCREENSHOTS set to a folder, the tests leave pictures of the page there.
-SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
 
 
 browser = pytest.fixture(scope="module")(chromium)
@@ -58,8 +55,6 @@ def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, w
         assert 300 <= shown <= width
         assert least >= 7
         assert cut == 0
-    if SCREENSHOTS:
-        view.screenshot(path=f"{SCREENSHOTS}/page-{width}-{scheme}.png", full_page=True)
     view.close()
 
 

@@ -14,27 +14,20 @@ from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda, nccl
 
 
-class Function:
-    """A function of a library that notes its calls; ctypes sets attributes of functions."""
-
-    def __init__(self, name, library):
-        self.name, self.library = name, library
-
-    def __call__(self, *arguments):
-        if self.name == "ncclGetErrorString":
-            return f"reason {arguments[0]}".encode()
-        self.library.calls.append((self.name, arguments))
-        return 3 if self.name in self.library.failing else 0
-
-
 class Library:
-    """A library whose functions succeed, but for those of ``failing``, which return the status 3."""
+    """A library whose functions note their calls and succeed, but for those of ``failing``, which return 3."""
 
     def __init__(self, *failing):
         self.calls, self.failing = [], failing
+        self.ncclGetErrorString = lambda status: f"reason {status}".encode()
 
     def __getattr__(self, name):
-        return self.__dict__.setdefault(name, Function(name, self))
+        def call(*arguments):
+            self.calls.append((name, arguments))
+            return 3 if name in self.failing else 0
+
+        setattr(self, name, call)  # ctypes sets attributes of functions
+        return call
 
 
 @pytest.fixture
