@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -135,11 +136,8 @@ def test_an_interrupted_run_continues_from_its_file(mxnet, tmp_path, capsys, mon
 
 @pytest.mark.parametrize("failing", [("results", "write"), ("tables", "table"), ("layers", "cpu_case")])
 def test_a_failure_of_this_machine_is_one_line(failing, mxnet, tmp_path, capsys, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
-
     module, name = failing
-    monkeypatch.setattr(globals()[module], name, full)
+    monkeypatch.setattr(globals()[module], name, Mock(side_effect=OSError("No space left on device")))
     assert main([*TWO_LAYERS, "--json", str(tmp_path / "bench.json")]) == 1
     assert capsys.readouterr().err == "ece408-bench: No space left on device\n"
 

@@ -8,6 +8,7 @@ import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from submissions import touch
@@ -99,11 +100,8 @@ def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
 
 
 def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(path))
-
     touch(tmp_path, "kernel.py")
-    monkeypatch.setattr(_submission, "device_of", refused)
+    monkeypatch.setattr(_submission, "device_of", Mock(side_effect=PermissionError(13, "Permission denied")))
     ((one,), _) = _submission.find([tmp_path / "kernel.py"], "cpu", lambda: False)
     assert (one.source, one.why) == (tmp_path / "kernel.py", "")
 
@@ -153,10 +151,7 @@ def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ELOOP])
 def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_path) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr(build, "build", Mock(side_effect=OSError(number, os.strerror(number))))
     grader = _grading.Grader(Tools(tmp_path), Spec())
     one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
     if number == errno.ELOOP:

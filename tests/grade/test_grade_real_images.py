@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -52,8 +54,5 @@ def test_layers_of_the_graders_own_have_no_trained_network(monkeypatch: pytest.M
     assert _real_images.trained(Net("own", ((1, 28, 28, 5, 5),)), 10) == ()
     assert _real_images.trained(NETS[0], _real_images.MOST + 1) == ()
 
-    def broken(size: int, count: int, found: object) -> None:
-        raise DataError("t10k: expected the published file")
-
-    monkeypatch.setattr(_real_images, "load_test", broken)
+    monkeypatch.setattr(_real_images, "load_test", Mock(side_effect=DataError("t10k: expected the published file")))
     assert _real_images.trained(NETS[0], 9) == ()  # images that no other test has loaded

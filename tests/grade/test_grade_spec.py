@@ -231,10 +231,8 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 
 @needs_sandbox
 def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, monkeypatch) -> None:
-    def none() -> int:
-        raise DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
-
-    monkeypatch.setattr(cuda, "device_count", none)
+    none = DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
+    monkeypatch.setattr(cuda, "device_count", mock.Mock(side_effect=none))
     (tmp_path / "a.cuh").write_text("")
     assert cli.main([str(tmp_path / "a.cuh")]) == 3
     assert "GPU" in capsys.readouterr().err

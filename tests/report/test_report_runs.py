@@ -10,6 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from process import HELPERS
@@ -171,10 +172,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys) -> None:
-    def interrupted(*given, **more) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(report, "run_all", interrupted)
+    monkeypatch.setattr(report, "run_all", Mock(side_effect=KeyboardInterrupt))
     assert main(["--out", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "ece408-report: interrupted; the same command continues\n")
     assert not (tmp_path / "index.html").exists()

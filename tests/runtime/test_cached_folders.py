@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from process import printed
@@ -61,9 +62,7 @@ def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Pa
 def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(tmp_path, monkeypatch) -> None:
     path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 1))
 
-    def refused(*_: object) -> None:
-        raise PermissionError
-
+    refused = Mock(side_effect=PermissionError)
     monkeypatch.setattr(os, "utime", refused)
     assert cached_folders.folder(tmp_path, "program", "key", refused) == path
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -183,10 +184,7 @@ def test_an_empty_batch_has_no_rounds():
 
 def test_a_failed_copy_gives_all_staging_buffers_back():
     """The next call waits for them."""
-
-    def fails(*given):
-        raise KeyboardInterrupt
-
+    fails = Mock(side_effect=KeyboardInterrupt)
     gpu = object.__new__(Gpu)  # without a device
     gpu.threads, gpu.staging, gpu.copy = 2, SimpleQueue(), fails
     gpu.stream = gpu.pinned_stream = SimpleNamespace(synchronize=lambda: None)
