@@ -52,12 +52,14 @@ def install(after: Callable[[], None] | None = None) -> None:
         if after is not None:
             after()
         return
-    if any(isinstance(finder, Finder) for finder in sys.meta_path):
-        return
-    # An import before this call has failed and left these.
-    for name in [name for name in sys.modules if name.startswith("mxnet.")]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, Finder(after))
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
+    if finder is None:
+        # An import before this call has failed and left these.
+        for name in [name for name in sys.modules if name.startswith("mxnet.")]:
+            del sys.modules[name]
+        finder = Finder()
+        sys.meta_path.insert(0, finder)
+    finder.after += [after] if after is not None else []
 
 
 def load() -> ModuleType:
@@ -92,8 +94,8 @@ def _how_to_install() -> str:
 class Finder(importlib.abc.MetaPathFinder):
     """Finds ``mxnet`` and its modules by the other finders, and has their loader run them by ``_execute``."""
 
-    def __init__(self, after: Callable[[], None] | None = None) -> None:
-        self.after = after
+    def __init__(self) -> None:
+        self.after: list[Callable[[], None]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -104,14 +106,13 @@ class Finder(importlib.abc.MetaPathFinder):
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
-            after = self.after if fullname == "mxnet" else None
-            execute = partial(_execute, spec.loader.exec_module, after)
+            execute = partial(_execute, spec.loader.exec_module, self.after if fullname == "mxnet" else ())
             spec.loader.exec_module = execute  # type: ignore[method-assign] # each spec has a loader of its own
         return spec
 
 
-def _execute(execute: Callable[[ModuleType], None], after: Callable[[], None] | None, module: ModuleType) -> None:
-    """Run a module of MXNet with its own ``__builtins__``, then patch it and call ``after``.
+def _execute(execute: Callable[[ModuleType], None], after: Sequence[Callable[[], None]], module: ModuleType) -> None:
+    """Run a module of MXNet with its own ``__builtins__``, then patch it and make the calls ``after``.
 
     Raises MXNetImportError if a library is missing, two builds are installed, or this process cannot import MXNet.
     """
@@ -121,8 +122,8 @@ def _execute(execute: Callable[[ModuleType], None], after: Callable[[], None] | 
     else:
         execute(module)
     patch(module)
-    if after is not None:
-        after()
+    for call in after:
+        call()
 
 
 def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Recorder:
         self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
         self._file = Path(self._folder.name) / "operators.json"
         self._profiler: Any = None
-        _after_import(self._start)
+        mxnet_import.install(self._start)
 
     def stop(self) -> list[Activity]:
         """End the recording when all operators have run; returns none where MXNet was never imported."""
@@ -71,21 +71,3 @@ def activities(events: Iterable[dict[str, Any]]) -> list[Activity]:
             start, end = 1000 * begun.pop(key)["ts"], 1000 * event["ts"]
             found.append(Activity(OPERATOR, name, start, end, track, details=details))
     return found
-
-
-def _after_import(call: Callable[[], None]) -> None:
-    """Call it when MXNet has been imported, which may be now."""
-    if "mxnet" in sys.modules:
-        call()
-        return
-    finder = next((finder for finder in sys.meta_path if isinstance(finder, mxnet_import.Finder)), None)
-    if finder is None:
-        return
-    before = finder.after
-
-    def both() -> None:
-        if before is not None:
-            before()
-        call()
-
-    finder.after = both
