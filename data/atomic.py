@@ -15,7 +15,7 @@ from typing import BinaryIO
 _OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def folder_problem(path: Path | None) -> str | None:
+def output_file_problem(path: Path | None) -> str | None:
     """Return why ``replacing(path)`` would fail, as a message for the user, or None if it would not."""
     if path is None:
         return None
@@ -45,7 +45,7 @@ def output_folder_problem(path: Path | None) -> str | None:
 
 def output_file(word: str) -> Path:
     """Return the path of a file that will be written: argparse's type."""
-    return _possible(Path(word), folder_problem(Path(word)))
+    return _possible(Path(word), output_file_problem(Path(word)))
 
 
 def output_folder(word: str) -> Path:

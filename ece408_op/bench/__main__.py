@@ -17,7 +17,7 @@ from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK, print_lines, whole_number
 from ece408_op.core import roofline, tuning
 from ece408_op.core.roofline import Ceilings
-from ece408_op.data.atomic import folder_problem, output_file, output_folder
+from ece408_op.data.atomic import output_file, output_file_problem, output_folder
 from ece408_op.errors import DataError, DeviceError, Ece408Error, GraphError, MXNetImportError
 from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
@@ -139,7 +139,7 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
     for name in ("random", "images") if options.again else ():
         if getattr(options, name):
             raise ValueError(f"--again: expected no --{name}, since the layers are the tuning table's")
-    problem = folder_problem(tuning.TABLE) if options.record else None
+    problem = output_file_problem(tuning.TABLE) if options.record else None
     if problem:  # not at the end of a sweep of hours
         raise Ece408Error(f"--record: the tuning table: {problem}")
     given = options.images or _layer_names.IMAGES, options.random or 0, options.seed

@@ -17,7 +17,7 @@ from os.path import realpath
 from pathlib import Path
 
 from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines
-from ece408_op.data.atomic import folder_problem, write_text
+from ece408_op.data.atomic import output_file_problem, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS
 from ece408_op.runtime import cuda
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules = replace(_spec.load(arguments.spec), quick=arguments.quick)
         if rules.quick and rules.demanding:
             raise SpecError("--quick: expected no networks and images in the grader's file")
-        problems = {"--json": folder_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
+        problems = {"--json": output_file_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
         problems["--jobs"] = "" if arguments.jobs > 0 else f"expected at least 1, got {arguments.jobs}"
         for option, problem in problems.items():
             if problem:

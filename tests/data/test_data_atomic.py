@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ece408_op.data import atomic
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing, write_text
+from ece408_op.data.atomic import output_file_problem, output_folder_problem, replacing, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_output_files(path: str | None, problem: str | None) -> None:
-    assert folder_problem(None if path is None else Path(path)) == problem
+    assert output_file_problem(None if path is None else Path(path)) == problem
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_output_folders(path: str | None, blocking: str | None) -> None:
 
 def test_folders_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda folder, mode: False)
-    assert folder_problem(Path("x")) == "expected a file in a folder that can be written, got x"
+    assert output_file_problem(Path("x")) == "expected a file in a folder that can be written, got x"
     assert output_folder_problem(Path("x/y")) == "expected a folder that can be written, got x/y"
 
 
@@ -66,7 +66,7 @@ def test_a_folder_that_another_user_may_not_read() -> None:
     source = Path(atomic.__file__).read_text(encoding="utf-8")
     code = (
         "import os\nfrom pathlib import Path\nos.setuid(65534)\nfolder = Path('folder')\n"
-        "print(folder_problem(folder / 'x'), output_folder_problem(folder / 'x'), sep='\\n')"
+        "print(output_file_problem(folder / 'x'), output_folder_problem(folder / 'x'), sep='\\n')"
     )
     done = subprocess.run([sys.executable, "-c", f"{source}\n{code}"], capture_output=True, text=True, check=False)
     # Only a user who may read the parent folders sees whether the folder exists.
