@@ -129,6 +129,8 @@ def build(
         if reason:
             raise EndedError("unsupported", reason)
         texts.append(text)
+        if "fatal error:" in text and not re.search(_NEWER, text):
+            break  # a header that no option brings
     # The first attempt's errors, unless they are about the language's version.
     text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, name)
     if context == "cpu" and "__global__" in text:

@@ -177,7 +177,7 @@ def test_what_cannot_be_read_ends_no_class(tmp_path: Path, capsys: pytest.Captur
     os.mkfifo(folder / "pipe.h")
     (folder / "wide.h").write_bytes("#include <mxnet/base.h>\n".encode("utf-16"))
     # A name from another system, whose bytes are no UTF-8.
-    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.h")).write_text("#error not finished\n")
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.h")).write_text("#include <not/finished>\n")
     code, records = graded([folder], tmp_path, "", "--context", "cpu", "--reports", str(tmp_path / "reports"))
     assert code == 1
     statuses = {record["path"].rpartition("/")[2]: record["status"] for record in records}
@@ -236,7 +236,7 @@ def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, mon
     (tmp_path / "a.cuh").write_text("")
     assert cli.main([str(tmp_path / "a.cuh")]) == 3
     assert "GPU" in capsys.readouterr().err
-    (tmp_path / "b.h").write_text("#error not finished\n")
+    (tmp_path / "b.h").write_text("#include <not/finished>\n")
     assert cli.main([str(tmp_path)]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("unsupported") and "NVIDIA GPU" in out[0]
@@ -265,7 +265,7 @@ def test_reports_need_a_folder_that_can_be_filled(tmp_path: Path, capsys: pytest
 
 @needs_sandbox
 def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.h").write_text("#error not finished\n")
+    (tmp_path / "a.h").write_text("#include <not/finished>\n")
     arguments = [str(tmp_path / "a.h"), "--json", str(tmp_path / "out.json"), "--reports", str(tmp_path / "reports")]
     seen = []
 

@@ -136,7 +136,7 @@ def _sparse(folder: Path) -> None:
 
 
 def _deep(folder: Path) -> None:
-    _with_text(folder / "new-forward.h", "#error deep\n")
+    _with_text(folder / "new-forward.h", "#include <x>\n")
     back = os.open(".", os.O_RDONLY)
     try:
         os.chdir(folder)
@@ -172,7 +172,10 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "includes a neighbour": (_includes("../neighbour.txt"), ("compile_error",)),
     "includes the system's password file": (_includes("/etc/shadow"), ("compile_error",)),
     "includes a name of 5000 letters": (_includes("x" * 5000), ("compile_error",)),
-    "a line\nbreak: passed: in its name": (lambda f: _with_text(f / "new-forward.h", "#error x\n"), ("compile_error",)),
+    "a line\nbreak: passed: in its name": (
+        lambda f: _with_text(f / "new-forward.h", "#include <x>\n"),
+        ("compile_error",),
+    ),
     "a helper of 6 GB": (_sparse, ("compile_error",)),
     "folders 1,200 levels deep": (_deep, ("compile_error",)),
     "a pipe": (_fifo, ("unsupported",)),
