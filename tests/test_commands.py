@@ -130,7 +130,7 @@ WRONG = [
     ("bench networks --network alex", "alex"),
     ("bench one-image --json /nowhere/bench.json", "expected a file in a folder that is there, got"),
     ("bench networks --plots {file}/plots", "--plots: expected a folder, got .*/plots"),
-    ("lab nowhere.h", "found no nowhere.h"),
+    ("lab nowhere.h", ".py, got nowhere.h"),
     ("lab {file} --layer 1x2x3", "expected five sizes such as 1x28x28x50x5, got '1x2x3'"),
     ("lab {file} --layer 1x3x3x1x5", "at most the image's 3 rows"),
     ("lab {file} --images 0", "from 1 to 10000"),
