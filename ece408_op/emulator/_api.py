@@ -24,11 +24,11 @@ _OTHER_OPTIONS = (
     ("CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", "-DECE408_GRADE_OPERATORS"),
     ("ambiguous|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
 )
-#: What the compiler says of the course's part where the file has no forward.
+#: The compiler's message on the course's part if the file has no forward.
 _NO_FORWARD = re.compile(r"after\.h:\d+.*\Wforward\W was not declared")
 #: Outputs beyond it come from a variable without a value.
 _UNSET = 1e38
-#: What g++ says of a variable, or of an element of an array.
+#: g++'s message on a variable, or on an element of an array.
 _UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
 
 

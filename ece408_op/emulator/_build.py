@@ -71,7 +71,7 @@ _CONSTANT = re.compile(r'^(\t\.section\tece408_constant)\d+,"aw?', re.MULTILINE)
 _LAST_GAPS = "".join(
     f"\t.section\t{name}\n\t.zero\t{_GAP}\n" for name in ('.tbss.last,"awT",@nobits', 'ece408_constant,"aw"')
 )
-#: What g++ says of names and headers of CUDA and its libraries that are not in ``cuda/``.
+#: g++'s messages on names and headers of CUDA and its libraries that are not in ``cuda/``.
 _LACKING = re.compile(
     r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__|tex[123]D|cu(?:blas|dnn|fft|rand|solver|sparse)[A-Z])"
     r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*)’ (?:was|is|has|does) not"

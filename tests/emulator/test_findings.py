@@ -173,7 +173,7 @@ WRONG = {
 #: Words that messages must have.
 MESSAGES = {
     "a variable without a value": ("y was computed from a variable that has no value at first: sum",),
-    "another array in shared memory": ("reads 4 bytes 20 bytes behind the end of t", "12 bytes behind the end of s"),
+    "another array in shared memory": ("reads 4 bytes 20 bytes past the end of t", "12 bytes past the end of s"),
     "an array in a function": ("index 4 is beyond sum, which has 4 elements",),
     "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
     "a block that has counted the others, with no fence": ("with no __threadfence() and atomic operation between",),

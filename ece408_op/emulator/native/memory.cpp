@@ -212,11 +212,11 @@ Space space_of(uintptr_t address) {
     return Space::HOST;
 }
 
-// "reads 4 bytes 8 bytes behind the end of window"
+// "reads 4 bytes 8 bytes past the end of window"
 static std::string outside(const std::string &what, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes, Operation operation) {
-    const std::string place = address < begin ? bytes_text(begin - address) + " in front of " :
+    const std::string place = address < begin ? bytes_text(begin - address) + " before the start of " :
                               address < end ? "across the end of " :
-                              address == end ? "just behind the end of " : bytes_text(address - end) + " behind the end of ";
+                              address == end ? "just past the end of " : bytes_text(address - end) + " past the end of ";
     return (operation == READ ? "reads " : "writes ") + bytes_text(bytes) + " " + place + what;
 }
 
