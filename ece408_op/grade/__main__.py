@@ -125,7 +125,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
 
 
 def _no_gpu() -> DeviceError | None:
-    """Why this machine has no GPU that CUDA can use; None if it has one."""
+    """Return why this machine has no GPU that CUDA can use; None if it has one."""
     try:
         cuda.device_count()
     except DeviceError as error:

@@ -194,7 +194,7 @@ class Buffers(Arrays):
         self.wait()
 
     def violations(self) -> list[str]:
-        """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
+        """The violations that happened, by their names in ``_verdict.VIOLATIONS``."""
         found = {
             "changed late": _differ(self.copied, self.y.array),
             "red zone": self.wrote_outside(),
@@ -216,7 +216,7 @@ class Buffers(Arrays):
         return _judge.judge(self.xp, self._parts(kind == REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
-        """Why the copied output, which held ``before``, is wrong, from images at its beginning or near ``worst``."""
+        """Explain errors of the copied output, which held ``before``: of the first images or those near ``worst``."""
         found = []
         for first in sorted({0, max(0, min(worst - 1, self.problem.batch - _EXPLAINED))}, reverse=True):
             some = slice(first, first + _EXPLAINED)

@@ -116,7 +116,7 @@ def key(one: Submission) -> str:
     return f"{one.context}:{digest}:{shown(os.path.abspath(one.path))}"
 
 
-#: What is tried of a network: all that a verdict needs; enough to see whether it can; times, once it is known.
+#: How much of a network is tried: all that a verdict needs; enough to see whether it can pass; times, once it passed.
 FULL, BRIEF, TIMES = "full", "brief", "times"
 #: Images without a grader's file: on a GPU the course's own number. On the CPU a textbook's seven loops do the smaller
 #: number with all runs and networks within half a minute, and one call with the larger number within the limit.
@@ -124,7 +124,7 @@ _GPU_IMAGES, _CPU_IMAGES, _CPU_TIMED_IMAGES = 10000, 100, 1000
 #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught on a GPU.
 _GPU_RUNS, _CPU_RUNS = 8, 3
 _MOST_BYTES = 2 << 30  # the largest arrays of a batch that a file asks for, on the CPU; the harness has copies of them
-#: What a record has of a file that was not run: whatever happens, it has every key.
+#: The record of a file that was not run: every record has every key.
 _NOT_RUN: Record = {"precision": None, "worst": None, "seconds": {}, "images": [], "networks": []}
 _NOT_RUN.update(printed="", compiler=[], pointed=[])
 #: Errors of a machine that lacks disk, memory or descriptors: they say nothing of a file, which is graded later.

@@ -34,7 +34,7 @@ class CourseNet:
 
     @staticmethod
     def after(convolution: int, y: Any) -> Any:
-        """What follows the output (B, M, H, W) of that convolution, float32: the first one's is pooled."""
+        """Return the next layer's input from that convolution's output (B, M, H, W), float32: the first is pooled."""
         if convolution > 0:
             return y
         rows, columns = y.shape[2] // 2 * 2, y.shape[3] // 2 * 2

@@ -21,15 +21,15 @@ from ece408_op.runtime.occupancy import KernelNotes
 from ._spec import RankingSpec
 
 Data = Mapping[str, Any]
-#: What is ranked: a submission on one network with one number of images. Its seconds are sums over the layers: of
-#: medians, fastest and slowest runs. The deviations say how far below the class's median the time lies, in standard
+#: A row of the ranking: a submission on one network with one number of images. Its seconds are sums over the layers: of
+#: medians, fastest and slowest runs. The deviations say how far the time is below the class's median, in standard
 #: deviations as the median absolute deviation gives them; the points are their place on the range given, ends clamped.
 COLUMNS = ("network", "place", "path", "precision", "seconds", "fastest", "slowest", "deviations", "points")
 _MAD_TO_DEVIATION = 1.4826  # the median absolute deviation of normal data, times this, is its standard deviation
 
 
 def name_of(network: Data) -> str:
-    """What is ranked together: a network of a record, with its number of images."""
+    """The name of a ranking: a network of a record, with its number of images."""
     return f"{network['network']}, {network['images']} images"
 
 
@@ -87,7 +87,7 @@ _NEXT_STEPS = {
 
 
 def problem(folder: Path | None) -> str | None:
-    """Why reports could not be written into that folder; None where they could. Raises DeviceError without Jinja2."""
+    """Return why no reports can be written into that folder; None if they can. Raises DeviceError without Jinja2."""
     if folder is None:
         return None
     templates.environment(Path(__file__).parent)
@@ -122,7 +122,7 @@ def render(template: str, shown: Data) -> str:
 
 
 def student(record: Data, records: Sequence[Data] = ()) -> dict[str, Any]:
-    """What a student's report shows; ``records`` are the class's, whose times are compared."""
+    """Return the data of a student's report; ``records`` are the class's, whose times are compared."""
     meaning, passed, networks = MEANINGS[record["status"]], record["status"] == "passed", record["networks"]
     if passed and any(one["status"] != "passed" for one in networks):
         meaning = "It is right on the required networks; the others are below."

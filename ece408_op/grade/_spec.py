@@ -61,9 +61,9 @@ _LEAST = {"images": 1, "runs": 1, "limits": 0.001}
 #: The largest value: larger ones overflow the system's clocks and limits, or take the grader's memory.
 _MOST = {int: 2**62, float: 1e9, "runs": 10**5}
 _MOST_LAYERS = 50  # the most layers of a network: each takes some file descriptors
-#: What the values of a key are like where its default does not show that, and fields that are no keys.
+#: The type of a key's values where its default does not show it, and fields that are no keys.
 _LIKE, _NO_KEYS = {"images": (0,)}, {"nets", "quick", "text"}
-#: What a [[network]] is like.
+#: The type of a [[network]].
 _OWN = Net("", ((0,),))  # type: ignore[arg-type]
 
 

@@ -111,7 +111,7 @@ def _may_be_one(path: Path) -> bool:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What can be read in the folder, in order, but for what is hidden, the system's (``__MACOSX``) or the course's."""
+    """Return the folder's readable entries in order, without hidden, system (``__MACOSX``) and course files."""
     with suppress(OSError):
         own = (path for path in folder.iterdir() if not path.name.startswith((".", "__")))
         return sorted(path for path in own if path.name.lower() not in _COURSES)

@@ -16,7 +16,7 @@ from ece408_op.problem import ConvProblem, Net
 from ece408_op.runtime import timing
 from ece408_op.submission import EndedError
 
-#: What a run is for. The wide range tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
+#: The purpose of a run. The wide range tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"
 WIDE_RANGE = "wide range"
 #: The kinds of data, which ``_judge`` describes, and that of each run.
@@ -248,7 +248,7 @@ class NetworkResult:
 
     @property
     def verdict(self) -> Verdict:
-        """That on the layer that speaks against it: one that was tampered with, else the first that is not right."""
+        """The verdict on the first layer that was tampered with, else on the first that is not right."""
         bad = (one.verdict for one in self.layers if one.verdict.status not in (PASSED, STOPPED))
         return max(bad, key=lambda one: one.status == "tampered", default=Verdict(PASSED))
 
