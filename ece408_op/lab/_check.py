@@ -30,7 +30,7 @@ IMAGES, EMULATED_IMAGES = 4, 1
 _MOST_EMULATED = 10
 #: Seconds in which the emulator computes a layer.
 _SECONDS = 60.0
-#: What y holds before a call: no sum of the lab's inputs.
+#: The content of y before a call: no sum of the lab's inputs.
 FILL = 4096.5
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
@@ -105,7 +105,7 @@ def check(request: Request) -> Checked:
 
 
 def _batch_hint(text: str, images: int, most: int | None) -> str:
-    """What to try where a file fails for that number of images, and its text may be tied to another one.
+    """Return what to try if a file fails for that number of images, and its text may be tied to another number.
 
     most: images that can be computed in a short time, if there is a limit.
     """
@@ -157,7 +157,7 @@ def layer_entry(
 
 
 def update_verdict(result: dict[str, Any], number: int, entry: dict[str, Any], text: str) -> None:
-    """Replace a layer's entry by that of another call, if that is another verdict; the text says what was otherwise."""
+    """Replace a layer's entry by another call's with another verdict; the text says what differed."""
     if entry["status"] != result["layers"][number]["status"]:
         result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
         result["status"] = entry["status"]
