@@ -40,10 +40,10 @@ _DROPPED = (
     r"|cudaProfilerInitialize|cudaKeyValuePair)\b"
 )
 _MXNETS = r"\b(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)\b"
-#: What CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in, the
-#: reason, and the library without which it applies.
+#: Features that CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in,
+#: the reason, and the library without which it applies.
 _LACKS: tuple[tuple[str, ...], ...] = (
-    (r"\b(texture|surface)\s*<", "{}", "it uses {}<> references, which CUDA has no longer had since CUDA 12"),
+    (r"\b(texture|surface)\s*<", "{}", "it uses {}<> references, which CUDA 12 removed"),
     (r"\btex[123]D\w*\s*\(|cudaBindTexture", "texture", "it uses texture<> references, which CUDA 12 dropped"),
     (r"\bx\b", r'class "__half" has no member "x"', "it uses the member x of half, which CUDA 9 dropped"),
     (_DROPPED, "{}", "it uses {}, which today's CUDA no longer has"),
@@ -64,7 +64,7 @@ _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
 #: An error's line; and where the bracket is that is open.
 _ERROR = r"\berror\b|undefined (reference|symbol)|relocation truncated|fatal|note: to match this"
-#: What the compiler says of the lines behind a submission, and of its errors' number.
+#: The compiler's messages on the lines after a submission, and on the number of its errors.
 _BEHIND = r"^(ece408_grade/after\.h[:(][\d:]+\)?:?|At end of source:)"
 _NOT_THERE = re.compile(r"after\.h\S*: error: .*forward")
 _OPEN_BRACKET = r"""expected (a )?["']}["']"""
@@ -145,7 +145,7 @@ def arithmetic(code: str) -> str:
 
 
 def not_supported(code: str, said: str) -> str | None:
-    """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
+    """Return what the code uses and today's CUDA or the harness lacks, if the compiler's errors name it."""
     for used, complaint, reason, *library in _LACKS:
         for found in dict.fromkeys(one[1] if one.groups() else "" for one in re.finditer(used, code)):
             if re.search(complaint.replace("{}", found), said, re.IGNORECASE) and not (library and _library(*library)):
@@ -163,7 +163,7 @@ def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
         there = [line for line in lines if own.match(line)]
         text = "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called"
         return f"{text}\n{_chosen(there, own)}" if there else text
-    # What stands in for new-inl.h is none of the author's.
+    # The author did not write the replacement for new-inl.h.
     lines = [line for line in lines if "ece408_grade_go" not in line] or lines
     # A bracket that is never closed shows in what the harness puts behind the file, which then means nothing.
     lines = [line for line in lines if not re.match(r"\d+ errors? detected", line) and not _NOT_THERE.search(line)]

@@ -26,12 +26,12 @@ from typing import IO
 from . import HarnessError, StoppedError
 from ._filter import filter_program
 
-#: What every program sees: the system's libraries and compilers, and harmless devices.
+#: The paths that every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf"),
     *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random"),
 )
-#: What a program on the GPU sees in addition.
+#: The paths that a program on the GPU sees in addition.
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000

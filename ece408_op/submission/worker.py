@@ -54,7 +54,7 @@ _SEND_SECONDS = 5.0  # a command may wait for those before it, which a submissio
 #: is in no cgroup.
 _LOOK_SECONDS = 0.05
 _KEPT_BYTES = 1 << 16  # this many bytes of the printed text are kept
-#: What a worker does after a command, in words; after others, nothing.
+#: The work after a command, in words; after other commands, a worker does nothing.
 _DOING, _NOTHING = {"load": "loading it", "run": "a call of forward"}, "the time between two calls"
 #: Answers that end the submission.
 _FAILURES = {
