@@ -24,7 +24,7 @@ KNOWN = (*CONVOLUTION, "impl", "device", "precision", "tune", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
 INPUTS = ("data", "weight", "bias")
-#: What the kernel computes in the same pass: tanh of 2 x 2 max-pooling with stride 2, as MXNet's Pooling with the
+#: The values of ``fuse``: tanh of 2 x 2 max-pooling with stride 2, as MXNet's Pooling with the
 #: convention "valid" or "full".
 FULL = "tanh_pool_full"
 FUSES = ("tanh_pool", FULL)
@@ -67,7 +67,7 @@ class Attributes:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is one that ``fuse`` takes: like the course's, and not fused yet."""
+        """Whether ``fuse`` takes the layer: it is like the course's, and not fused yet."""
         square = replace(self, kernel=(self.kernel[0],) * 2, stride=(1, 1), pad=(0, 0), dilate=(1, 1), num_group=1)
         return self == replace(square, no_bias=True, fuse=None)
 

@@ -78,7 +78,7 @@ class Deletable:
 
     @property
     def _ref_holder(self) -> Any:
-        """What MXNet leaves here when it has made its callbacks, to keep them alive."""
+        """MXNet stores its callbacks here, which keeps them alive."""
         return self._held
 
     @_ref_holder.setter

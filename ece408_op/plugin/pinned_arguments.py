@@ -40,7 +40,7 @@ def _pin(executor: Any) -> None:
     for address in found.keys() & pinned.wanted.keys():
         size, owner = pinned.wanted.pop(address, 0), found[address]
         if size and not isinstance(owner, pinned.Pinned):
-            # What was copied may have been freed, and this array be a smaller one in its place.
+            # The copied memory may have been freed, and this array may be a smaller one in its place.
             found[address] = pinned.Pinned(owner, address, min(size, np.dtype(owner.dtype).itemsize * owner.size))
 
 
