@@ -182,7 +182,7 @@ class ConvProblem:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a kernel must support for this problem, beyond the plain convolution: ATTRIBUTES and the like."""
+        """The features that a kernel needs for this problem beyond the plain convolution: ATTRIBUTES and the like."""
         found = {
             RECTANGULAR: self.kernel != self.kernel_width,
             STRIDE: self.stride != (1, 1),

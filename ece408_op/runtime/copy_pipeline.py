@@ -28,7 +28,7 @@ from .thread_pool import parallel_for
 #: Chunks on the device at a time: one is copied in, one computed, one copied out.
 STAGES = 3
 
-#: What an array is to the pipeline. A constant is copied in once, before the first chunk.
+#: The role of an array in the pipeline. A constant is copied in once, before the first chunk.
 CONSTANT, INPUT, OUTPUT = "constant", "input", "output"
 
 

@@ -23,7 +23,7 @@ SHARED_BYTES = 48 * 1024
 CONSTANT_BYTES = 64 * 1024
 #: Registers of a multiprocessor, all chips alike.
 REGISTERS = 65536
-#: What a kernel may take of device memory for its own use, in bytes.
+#: The most device memory that a kernel may take for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 #: Scratch buffers begin at multiples of this many bytes of device memory.
 SCRATCH_ALIGNMENT = 256

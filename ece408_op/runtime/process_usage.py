@@ -26,7 +26,7 @@ class Usage:
 
 
 def measure() -> Usage:
-    """What this process has used until now."""
+    """Return the time and memory that this process has used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(_elapsed(), used.ru_utime, used.ru_stime, used.ru_maxrss)
 

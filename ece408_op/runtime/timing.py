@@ -50,5 +50,5 @@ def summary(samples: Sequence[float]) -> Times:
 
 
 def _confidence(n: int, k: int) -> float:
-    """How surely the median lies from the k-th smallest to the k-th largest of n."""
+    """Return the probability that the median is between the k-th smallest and the k-th largest of n."""
     return max(0.0, 1 - 2 * sum(math.comb(n, heads) for heads in range(k)) / 2**n)
