@@ -91,7 +91,7 @@ class Rank(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.group.shares)
 
     @property

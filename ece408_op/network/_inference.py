@@ -94,7 +94,7 @@ class Inference:
         """
         with suppress(cuda.NoRoomError):
             return self._run(data, parameters, outputs, pinned, meanwhile)
-        # What computed the images is gone with the error, and is made again for as many as there is room for.
+        # The error has freed the batch's memory; it is allocated again for as many images as there is room for.
         return self._run(data, parameters, outputs, pinned, meanwhile)
 
     def _run(

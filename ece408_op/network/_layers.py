@@ -52,7 +52,7 @@ class Convolution(Operator):
     #: The kernel and the precision that a ``New`` node asks for.
     impl: str = dispatch.AUTO
     precision: str = "float32"
-    #: What fusion adds: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
+    #: Added by fusion: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
     norm: BatchNorm | None = None
     residual: bool = False
 

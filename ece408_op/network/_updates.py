@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
     @property
     def states(self) -> int:
-        """How many arrays the state of a parameter has."""
+        """The number of arrays in a parameter's state."""
         return 2 if self.is_adam else 1
 
 

@@ -73,7 +73,7 @@ class Engine:
         self.gpu: Gpu = host_context.gpu(number)
         with self.gpu.device, self.gpu.stream:
             self.chooser = Chooser(impl, precision, number, cuda.chip(number))
-        #: What was made for each of the last shapes of data, the newest last.
+        #: The batch made for each of the last data shapes, the newest last.
         self.batches: OrderedDict[tuple[Any, ...], ChunkedBatch] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
@@ -315,7 +315,7 @@ def engines() -> list[Engine]:
         return list(_engines.values())
 
 
-#: What else keeps memory of GPUs for later calls; any thread may call its ``clear``.
+#: Other objects that keep GPU memory for later calls; any thread may call its ``clear``.
 caches: WeakSet[Any] = WeakSet()
 
 
