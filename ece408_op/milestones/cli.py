@@ -278,7 +278,7 @@ class _Script:
         found = inference.verify(network, plain, images, predictions)
         print(f"Largest difference from MXNet's Convolution: {found.largest_difference:.3g}")
         if found.worst is not None:
-            print(f"Largest error against float64: {found.worst:.3g} of what the kernel is allowed")
+            print(f"Largest error against float64: {found.worst:.3g} of the kernel's bound")
         print(f"Agreeing predictions: {found.agreeing} of {found.compared}")
         self.results["verification"] = asdict(found)
         used = {call["implementation"] for call in self.results["op_times"]}

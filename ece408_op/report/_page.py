@@ -54,7 +54,7 @@ def as_page(asked: Namespace, runs: Runs) -> str:
         # The advice on what to use instead is in the machine's table and at the end of the page.
         "no_gpu": no_gpu and no_gpu.split(": use ")[0].rstrip("."),
         "milestones": _blocks([_MILESTONES, *_milestones(runs)]),
-        "machine": _blocks([["what", "which"], *_facts(runs.facts or {})]),
+        "machine": _blocks([["item", "value"], *_facts(runs.facts or {})]),
         "cpu": _kernels("cpu", max(asked.sizes), runs),
         "gpu": _kernels("gpu", max(asked.sizes), runs),
         "counters": [Block(command.line, [_counters(figures)]) for command, figures, _ in done(COUNTERS)],

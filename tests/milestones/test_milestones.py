@@ -27,7 +27,7 @@ def test_m1_and_m2_print_the_courses_lines_and_agree(model, tmp_path):
         + r"Op Time: \d+\.\d{6}\n" * layers
         + re.escape(f"Correctness: {accuracy} Model: {title}\n")
         + r"Largest difference from MXNet's Convolution: \S+\n"
-        + r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 60 of 60\n"
+        + r"Largest error against float64: \S+ of the kernel's bound\nAgreeing predictions: 60 of 60\n"
     )
     assert re.fullmatch(pattern, done.stdout), done.stdout
 

@@ -27,7 +27,7 @@ def host():
 
 VERIFIED = (
     r"Largest difference from MXNet's Convolution: \S+\n"
-    r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 100 of 100\n"
+    r"Largest error against float64: \S+ of the kernel's bound\nAgreeing predictions: 100 of 100\n"
 )
 
 
