@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core.kernel import CpuKernel
-from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient, WeightGradient
+from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import CAPACITY, Cpu, Function, Module, compiled_once, cpu
@@ -134,8 +134,6 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel cannot take a problem."""
-    if isinstance(problem, WeightGradient):
-        return ["it does not compute weight gradients"]
     strided = isinstance(problem, DataGradient) and problem.stride != (1, 1)
     return ["it computes data gradients of stride 1 only"] * strided + _padded.limits(problem)
 
