@@ -20,7 +20,7 @@
 // split a tile by operands.cu or implicit_gemm_operands.cu; the consumers of one_channel.cu, implicit_gemm.cu,
 // warpgroup_mma.cu or mma_sync.cu. convolution.cu also has the kernel, which calls `produce` and `consume`. In the
 // compiled text split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the
-// arithmetic, recompute.cuh the fallback in float32, instructions.cuh the PTX.
+// arithmetic, recompute_images.cu the fallback in float32, instructions.cuh the PTX.
 //
 // With padding, the stage has the zeros around the image, and the staged input has not. A data gradient is the
 // convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and filters

@@ -65,8 +65,7 @@ def multiply(
     tile = WideTile(2, width, _CHANNELS, _TILE_ROWS, 2, stages=_STAGES)
     config = tile.config(own, dense=True, padded_channels=k_steps * _CHANNELS, pitch=pitch, bias=bias)
     macros = {**wgmma_macro("WGMMA", width), **wgmma_macro("WGMMA_OVERWRITE", width, overwrite=True)}
-    # SPLIT_FORM only leaves out recompute_images, an entry point of the shared sources.
-    defines = {"SPLIT_FORM": 1, **activation_define(activation), **tile.defines, **macros}
+    defines = {**activation_define(activation), **tile.defines, **macros}
 
     added = "bias" if bias else "x"  # which is not read
     x = TensorMap("x" if pitch == length else "padded", (2 * pitch, 1, rows), (_CHANNELS, 1, _TILE_ROWS))

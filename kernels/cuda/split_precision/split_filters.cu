@@ -5,6 +5,7 @@
 // or infinity, cannot be split: the block then writes 1 behind the scales, and recompute_images computes all images in
 // float32. The kernel also empties the fallback list and resets the tile scheduler's counter.
 
+// Whether a filter cannot be split: then all images are recomputed.
 __device__ __forceinline__ bool filters_unsplittable(const int *filter_scales) {
     bool found = false;
     for (int n = 0; n < COLUMN_TILES; n++) found = found || filter_scales[8 * COLUMN_TILES + n];

@@ -33,7 +33,7 @@ from ._wide_tiles import WideTile, limits, split_filters
 _KERNEL = replace(
     wide.FP16X3[1],
     name="split form",
-    sources=(*wide.FP16X3[1].sources, Path(__file__).with_name("split_form.cu")),
+    sources=(*wide.GEMM_SOURCES, Path(__file__).with_name("split_form.cu")),
     features=ATTRIBUTES,
 )
 #: Rounding errors of a limit in float32.
@@ -124,7 +124,7 @@ def convolution(
     maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own), tile.output_map("y", own, problem.batch))
     arguments = (*maps, "x", "x_scales", "w", "w_exponents", "limits", *added, "y", "y_scales", "images")
     launches = (tile.gemm("implicit_gemm_split", own, problem.batch, chip, arguments),)
-    defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
+    defines = {**tile.defines, **activation_define(activation)}
     config = tile.config(own, range_blocks=1, any_spread_scale=True, bias=bias, residual=residual)
     plan = Plan(defines, max(1, problem.batch), lambda images: launches, config=config)
     return Program(_KERNEL.name, _KERNEL.text(plan), _KERNEL.options, plan)

@@ -3,7 +3,7 @@
 The method is that of Markidis et al. 2018, refined by Ootomo and Yokota 2022; CUTLASS has it for tf32 (3xTF32).
 ``docs/numerics.md`` has the references and measurements; ``split.cuh`` has the arithmetic. Four kernels, in both
 precisions, share how inputs and filters are split (``convolution.cu``) and how images that cannot be split are computed
-in float32 (``recompute.cuh``). They differ in how they multiply. Two of them compute data gradients too.
+in float32 (``recompute_images.cu``). They differ in how they multiply. Two of them compute data gradients too.
 
 The error, as a share of sum |x||w|. Let u = 2^-11 be the rounding to fp16; values are scaled by powers of two so that
 the largest of a tile, or of a filter, lies in [2^14, 2^15):
@@ -195,7 +195,7 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         kind.summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",
         (
             *(_FOLDER / f"{name}.cuh" for name in shared),
-            *(_FOLDER / f"{name}.cu" for name in (*kind.sources, "split_filters", "convolution")),
+            *(_FOLDER / f"{name}.cu" for name in (*kind.sources, "split_filters", "recompute_images", "convolution")),
         ),
         plan,
         limits,

@@ -31,6 +31,8 @@ SHARED_SOURCES = tuple(
     _FOLDER / f"{file}.cuh"
     for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "recompute", "wide_tile")
 )
+#: And those with the main loop of general.cu.
+GEMM_SOURCES = (*SHARED_SOURCES, _FOLDER / "implicit_gemm_tma.cuh")
 #: Threads of range_of_images; channels and pixels of a block of split_images.
 _RANGE_THREADS, _SPLIT_TILE = 512, 64
 #: Values that a block of range_of_images looks at, about; blocks per image at most.
@@ -135,7 +137,7 @@ def _kernel(name: str, components: int, summary: str) -> CudaKernel:
     return CudaKernel(
         f"fp16x{2 * components - 1}_{name}",
         summary if components == 2 else f"fp16x3_{name} with the high components alone",
-        (*SHARED_SOURCES, _FOLDER / f"{name}.cu"),
+        (*(SHARED_SOURCES if pointwise else GEMM_SOURCES), _FOLDER / f"{name}.cu", _FOLDER / "recompute_images.cu"),
         partial(_pointwise if pointwise else _general, components),
         partial(limits, pointwise),
         partial(bound, components),

@@ -106,6 +106,7 @@ __device__ __forceinline__ void split_block(uint4 *split, int images, const Load
     }
 }
 
+// Whether a filter cannot be split: then all images are recomputed. All 256 threads of a block call it.
 __device__ __forceinline__ bool filters_unsplittable(const int *exponents) {
     int unsplittable = 0;
     for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= exponents[m] == Range::UNSPLITTABLE;

@@ -140,9 +140,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
 #pragma unroll
         for (int i = 0; i < Config::tile_filters / BLOCK; i++) {
             const int filter = tile % FILTER_TILES * Config::tile_filters + i * BLOCK;
-            unsigned char *const to = pipeline.filters(stage, 0) + i * BLOCK_BYTES;
-            tma_load(to, y_high, full, filter, 0, pixel);
-            tma_load(to + FILTER_BYTES, y_low, full, filter, 0, pixel);
+            load_filters(pipeline.filters(stage, 0) + i * BLOCK_BYTES, full, y_high, y_low, filter, 0, pixel);
         }
         if (++stage == Config::stages) stage = 0, phase ^= 1;
     }

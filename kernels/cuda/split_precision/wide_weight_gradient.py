@@ -100,8 +100,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     }
     numbers = {"blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
     config = tile.config(own, low_stages=_LOW_STAGES, promotion_interval=PROMOTED_PRODUCTS // _PIXELS, **numbers)
-    # SPLIT_FORM only leaves out recompute_images, an entry point of the shared sources.
-    return Plan({"SPLIT_FORM": 1, **tile.defines}, images, steps, scratch=scratch, config=config)
+    return Plan(tile.defines, images, steps, scratch=scratch, config=config)
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:

@@ -1,0 +1,95 @@
+// implicit_gemm_tma: a block's work in general.cu, which describes it, and in split_form.cu.
+
+static_assert(Config::tile_filters % 32 == 0, "epilogues store 32 filters at a time");
+
+// Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
+// released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
+// at tap (p, q) of their windows. All taps of a stage's channels follow one another: they read the same pixels, and L2
+// holds those of all blocks for a few channels. Where one tile of other filters alone reads the pixels of a layer of
+// 1 x 1 too, they leave L2 first: it writes other lines back less often. With one tile of filters, or more than two,
+// that took longer.
+constexpr bool EVICTS_PIXELS = Config::buffers && TAPS == 1 && FILTER_TILES == 2;
+__device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
+                                        const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
+    if (Config::resident) {
+        mbarrier_arrive_expect_bytes(pipeline.resident, RESIDENT_BYTES);
+        for (int step = 0; step < K_TILES; step++)
+            load_filters(pipeline.filters(0, step), pipeline.resident, w_high, w_low,
+                         step / TAPS * Config::stage_channels, step % TAPS, Tile(blockIdx.x).filter);
+    }
+    int stage = 0, phase = 1;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const Tile tile(number);
+        const int image = tile.pixel / OUTPUT_AREA;
+        const Window window(tile.pixel % OUTPUT_AREA);
+        for (int c = 0; c < C; c += Config::stage_channels) {
+            for (int tap = 0; tap < TAPS; tap++) {
+                const int p = tap / Config::kernel_width * Config::dilate_height;
+                const int q = tap % Config::kernel_width * Config::dilate_width;
+                Barrier *const full = pipeline.full + stage;
+                unsigned char *const pixels = pipeline.pixels(stage);
+                mbarrier_wait_thread(pipeline.empty + stage, phase);
+                mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
+                const int channel = tile.group * Config::padded_channels + c;
+                tma_load_im2col<EVICTS_PIXELS>(pixels, x_high, full, channel, window.column, window.row, image, q, p);
+                if (COMPONENTS == 2)
+                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, window.column, window.row, image, q, p);
+                if (!Config::resident)
+                    load_filters(pipeline.filters(stage, 0), full, w_high, w_low, c, tap, tile.filter);
+                if (++stage == Config::stages) stage = 0, phase ^= 1;
+            }
+        }
+    }
+}
+
+// Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of
+// fewer than 64 channels it took longer there (96 channels, 3 x 3; `ece408-bench layers` times it).
+constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
+// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
+// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
+// Ping-pong consumers are ordered: each begins its products when the one before has issued its last, so that the
+// epilogue of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
+template <typename Epilogue>
+__device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
+                                              const TensorMap &w_low, int images, const Epilogue &epilogue) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const Pipeline pipeline(memory);
+    pipeline.init(1);
+    const int tiles = tiles_of(images);
+    if (threadIdx.x < 128) {
+        lower_registers<24>();
+        if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
+    } else {
+        constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+        raise_registers<(LAUNCH_REGISTERS * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
+        // A ping-pong consumer's stages depend on its number: known to be uniform, it leaves descriptors in uniform
+        // registers. Where a tile is one stage (64 channels, 1 x 1) that took longer.
+        constexpr bool UNIFORM = Config::ping_pong && K_TILES > 1;
+        const int warpgroup = UNIFORM ? __shfl_sync(~0u, threadIdx.x / 128, 0) : threadIdx.x / 128;
+        const int consumer = warpgroup - 1;
+        int stage = 0, phase = 0;
+        if (Config::resident) mbarrier_wait(pipeline.resident, 0);
+        constexpr int TILES_IN_FLIGHT = Config::consumers / CONSUMERS_PER_TILE;
+        int i = Config::ping_pong ? consumer : 0;  // the tile's index in the block
+        for (int number = blockIdx.x + i * gridDim.x; number < tiles;
+             number += TILES_IN_FLIGHT * gridDim.x, i += TILES_IN_FLIGHT) {
+            const Tile tile = Tile(number).of(consumer);
+            const auto begin_products = [&](Accumulators &sums, int which, int step) {
+                multiply_stage(sums, pipeline, which, step, consumer);
+                if (Config::ping_pong && step == K_TILES - 1 && threadIdx.x % 128 == 0)
+                    mbarrier_arrive(pipeline.turns + (consumer + 1) % Config::consumers);
+                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
+            };
+            if (!PREPARES_LATE) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
+            Accumulators sums;
+            sums.clear();
+            if (Config::ping_pong) {
+                stage = i * K_TILES % Config::stages, phase = i * K_TILES / Config::stages % 2;
+                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / TILES_IN_FLIGHT);
+            }
+            multiply_stages(sums, pipeline, K_TILES, stage, phase, begin_products);
+            epilogue.store(sums, pipeline.epilogue_storage, tile, consumer, pipeline.outputs);
+        }
+        epilogue.end();
+    }
+}
