@@ -97,7 +97,7 @@ def test_it_is_right(kind, layer, chip, wanted, programs):
     share, fields = (0.5, wanted) if isinstance(wanted, dict) else (wanted, {})
     fitting = _fitting(kind, problem, chip, **fields)
     tile = fitting[int(share * len(fitting))]
-    plan = split_precision.plan_of(tile, problem, chip, 16)
+    plan = split_precision.plan_of(tile, problem, chip)
     x, w = _random(problem)
     rng = np.random.default_rng(408)
     integers = [rng.integers(*limits, one.shape).astype("f") for limits, one in (((0, 256), x), ((-8, 9), w))]
@@ -149,8 +149,8 @@ def test_the_error_of_long_sums_is_lowered(what, positive, kind, layer, wanted, 
     x, w = _random(problem, positive)
     if positive and promoted:
         x = np.floor(256 * x)
-    plan = split_precision.plan_of(tile, problem, LARGE, 16)
-    without = split_precision.plan_of(replace(tile, promotion_interval=0), problem, LARGE, 16)
+    plan = split_precision.plan_of(tile, problem, LARGE)
+    without = split_precision.plan_of(replace(tile, promotion_interval=0), problem, LARGE)
     if not promoted:
         without = replace(plan, config={**plan.config, "same_sign_bias": 0.0})
     errors = []
@@ -174,7 +174,7 @@ SEVERAL_TILES = {
 def _races(kind: type[Tile], change: Callable[[str], str], folder: Path) -> int:
     problem = ConvProblem(*SEVERAL_TILES[kind])
     fitting = _fitting(kind, problem, LARGE, tile_images=1)
-    plan = split_precision.plan_of(fitting[len(fitting) // 2], problem, LARGE, 16)
+    plan = split_precision.plan_of(fitting[len(fitting) // 2], problem, LARGE)
     text, changed = KERNEL_OF[kind].text(plan), change(KERNEL_OF[kind].text(plan))
     # Without a barrier, threads may also wait for ever.
     expected = ("race", "uninitialised") + (() if changed == text else ("deadlock",))

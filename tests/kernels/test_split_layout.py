@@ -80,7 +80,7 @@ def test_the_same_sign_correction_stays_within_its_part_of_the_bound():
     tile = tile_for(WarpgroupTile, problem, chip, 16, 2)
     for times in (1, 8):  # k-steps that hold 16 products, and two
         long = replace(tile, taps=tile.taps * times)
-        bias = split_precision.plan_of(long, problem, chip, 16).config["same_sign_bias"]
+        bias = split_precision.plan_of(long, problem, chip).config["same_sign_bias"]
         assert 0 < bias * long.k_steps <= 0.2 * problem.products * (1 + 1e-9)
 
 

@@ -1,7 +1,4 @@
-"""The convolution that a kernel of the family computes: that of the problem or, for a data gradient, that of y.
-
-CUDA sources read its fields as ``Config::name``.
-"""
+"""The convolution that a kernel of the family computes; CUDA sources read its fields as ``Config::name``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+#: What a kernel with wgmma declares: the instruction exists on that one architecture.
+WGMMA_KERNEL: dict[str, Any] = {
+    "capability": (9, 0),
+    "exact_capability": True,
+    "compiler": (12, 0),
+    "options": ("--gpu-architecture=sm_90a",),
+}
+
 
 def wgmma_macro(
     name: str, columns: int, shared: bool = False, overwrite: bool = False, transposed: bool = False

@@ -59,15 +59,16 @@ _MOST_RESIDENT, _MOST_RESIDENTS = 80 * 1024, {(128, 96, 2, True): 162 * 1024}
 class WideTile:
     """A block's tile of outputs, and the pipeline that feeds it: the rest of Config."""
 
-    components: int  # high, and with three products low
+    components: int  # 2 (fp16x3) or 1 (fp16x1)
     tile_filters: int
-    stage_channels: int
+    stage_channels: int  # of one tap: a pipeline stage
     tile_pixels: int
-    consumers: int
+    consumers: int  # warpgroups
     producers: int = 1  # warpgroups: one has TMA load split pixels; the two of pointwise.cu convert float32 ones
     stages: int = 0
     resident: bool = False  # whether a block keeps the filters of all its tiles
-    ping_pong: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products
+    ping_pong: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products;
+    # otherwise they share a tile (cooperative)
     buffers: int = 0  # of each consumer warp, for the outputs of split_form.cu
     reduction_outermost: bool = False  # whether a row of shared memory has channels of one pixel of the sum
 
@@ -177,7 +178,13 @@ class WideTile:
         return TensorMap("split_w", sizes, box), TensorMap("split_w", sizes, box, offset=low)
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
-        """Return the sources' Config."""
+        """Return the sources' Config.
+
+        Besides the fields it has ``padded_channels`` of a group in split filters and images; ``promotion_interval``,
+        the stages between two accumulator promotions, 0 for none; ``output_bytes`` of staged outputs; and from
+        ``others`` ``any_spread_scale``, whether the largest value alone decides a scale, ``dense``, whether filters lie
+        as dense.cu multiplies them, and ``bias`` and ``residual``, whether split_form.cu adds them.
+        """
         interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
         more = {"padded_channels": own.padded_channels, "output_bytes": self.output_bytes}
         more |= {"any_spread_scale": False, "dense": False}

@@ -18,7 +18,7 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, Plan, TensorMap, ce
 
 from . import wide
 from ._convolution import Convolution
-from ._wgmma import wgmma_macro
+from ._wgmma import WGMMA_KERNEL, wgmma_macro
 from ._wide_tiles import THREADS, WideTile, split_filters
 from .split_form import activation_define
 
@@ -87,6 +87,6 @@ def multiply(
     plan = Plan(defines, rows, lambda images: steps, scratch=scratch, config=config)
     split = split_filters(own, np.int32(0))
     before = Plan(defines, rows, lambda images: (split,), scratch={"listed": ITEM_BYTES}, config=config)
-    text, options = source_text(_SOURCES, plan), ("--gpu-architecture=sm_90a",)
+    text, options = source_text(_SOURCES, plan), WGMMA_KERNEL["options"]
     filled = {"split_w": 2 * 2 * math.prod(sizes), "w_exponents": ITEM_BYTES * columns}
     return Program("dense", text, options, plan), Program("dense", text, options, before), filled

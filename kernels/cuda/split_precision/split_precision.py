@@ -1,9 +1,8 @@
 """The split-precision kernels: float32-class products on fp16 tensor cores, with three fp16 products each, or with one.
 
-The method is that of Markidis et al. 2018, refined by Ootomo and Yokota 2022; CUTLASS has it for tf32 (3xTF32).
-``docs/numerics.md`` has the references and measurements; ``split.cuh`` has the arithmetic. Four kernels, in both
-precisions, share how inputs and filters are split (``convolution.cu``) and how images that cannot be split are computed
-in float32 (``recompute_images.cu``). They differ in how they multiply. Two of them compute data gradients too.
+``split.cuh`` has the arithmetic and its sources, ``docs/numerics.md`` measurements. Four kernels, in both precisions,
+share how inputs and filters are split (``convolution.cu``) and how images that cannot be split are computed in float32
+(``recompute_images.cu``). They differ in how they multiply. Two of them compute data gradients too.
 
 The error, as a share of sum |x||w|. Let u = 2^-11 be the rounding to fp16; values are scaled by powers of two so that
 the largest of a tile, or of a filter, lies in [2^14, 2^15):
@@ -44,6 +43,7 @@ from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 from ._candidate_tiles import ALIGNED, LONG_SUM, MOST_IMAGES, candidates, kernel_name, tile_for
 from ._convolution import Convolution
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
+from ._wgmma import WGMMA_KERNEL
 
 _FOLDER = Path(__file__).parent
 #: Blocks of recompute_images per multiprocessor; threads of its blocks and of those that split filters.
@@ -91,7 +91,7 @@ def plain_convolution(problem: ConvProblem) -> ConvProblem:
     return ConvProblem(problem.batch, *sizes, pad=(own.pad_height, own.pad_width))
 
 
-def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+def plan_of(tile: Tile, problem: ConvProblem, chip: Chip) -> Plan:
     """Return the launches for a tile: split the filters, convolve, and compute in float32 what cannot be split."""
     layer, (source, _, target) = tile.layer, problem.operands
     filter_blocks = tile.padded_tiles if tile.wgmma else tile.column_tiles
@@ -187,7 +187,7 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         tile = tile_for(kind, plain_convolution(problem), chip, aligned, components)
         assert tile is not None, "expected a problem without reasons against it"
-        return plan_of(tile, problem, chip, aligned)
+        return plan_of(tile, problem, chip)
 
     shared = ("../layer", "../denormals", "instructions", "range", "recompute", "split", "block")
     return CudaKernel(
@@ -200,12 +200,9 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         plan,
         limits,
         split_bound if components == 2 else reduced_precision_bound(_EPS, _EPS_SUM),
-        capability=(9, 0) if wgmma else (8, 0),
-        compiler=(12, 0) if wgmma else (11, 8),
+        **WGMMA_KERNEL if wgmma else {"capability": (8, 0), "compiler": (11, 8)},
         precision="float32" if components == 2 else "tf32",
         arithmetic="fp16x3" if components == 2 else "fp16x1",
-        options=("--gpu-architecture=sm_90a",) if wgmma else (),
-        exact_capability=wgmma,  # wgmma is an instruction of that one architecture
         recommended=recommended,
         predicted_milliseconds=predicted_milliseconds,
         tiles=tiles,

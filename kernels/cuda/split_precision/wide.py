@@ -23,6 +23,7 @@ from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan,
 
 from .. import cudnn
 from ._convolution import Convolution
+from ._wgmma import WGMMA_KERNEL
 from ._wide_tiles import THREADS, WideTile, fp16x3_bound, limits, split_filters
 
 _FOLDER = Path(__file__).parent
@@ -141,11 +142,8 @@ def _kernel(name: str, components: int, summary: str) -> CudaKernel:
         partial(_pointwise if pointwise else _general, components),
         partial(limits, pointwise),
         partial(bound, components),
-        capability=(9, 0),
-        compiler=(12, 0),
+        **WGMMA_KERNEL,
         precision="float32" if components == 2 else "tf32",
-        options=("--gpu-architecture=sm_90a",),
-        exact_capability=True,
         arithmetic=f"fp16x{2 * components - 1}",
         recommended=partial(_recommended, components),
         features=ATTRIBUTES | {DATA_GRADIENT},

@@ -4,26 +4,7 @@
 //     producer --full--> stage 0 | 1 | ... --wgmma--> sums in registers --epilogue--> shared memory --> y
 //              <-empty--                consumers
 //
-// Config, from _wide_tiles.py:
-//
-//     groups, channels, filters  of the convolution (_convolution.py), the latter two of a group; likewise height, width,
-//                                output_..., kernel_..., stride_..., pad_..., dilate_...
-//     transposed                 whether the convolution is a data gradient
-//     padded_channels            channels of a group in the split filters and images: TMA wants a multiple of eight
-//     components                 2 (fp16x3) or 1 (fp16x1)
-//     tile_pixels, tile_filters  outputs of a tile
-//     stage_channels, stages     of the pipeline
-//     promotion_interval         stages between two accumulator promotions; 0: none
-//     producers, consumers       warpgroups
-//     ping_pong                  whether consumers take whole tiles in turn; otherwise they share a tile (cooperative)
-//     resident                   whether a block keeps the filters of its tiles in shared memory
-//     any_spread_scale           whether the largest value alone decides a scale
-//     reduction_outermost        whether a row of shared memory holds channels or filters of one pixel, over which the
-//                                sums go
-//     dense                      whether filters lie as dense.cu multiplies them
-//
-//     buffers, output_bytes      split_form.cu's, for staged outputs: buffers per warp, bytes of all
-//     bias, residual             whether split_form.cu adds them
+// Config: WideTile.config of _wide_tiles.py, with the fields of Convolution of _convolution.py.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;

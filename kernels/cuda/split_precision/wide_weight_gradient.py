@@ -19,6 +19,7 @@ from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan,
 
 from . import _wide_tiles, wide
 from ._convolution import Convolution
+from ._wgmma import WGMMA_KERNEL
 from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
@@ -133,10 +134,7 @@ KERNEL = CudaKernel(
     _plan,
     _limits,
     _bound,
-    capability=(9, 0),
-    compiler=(12, 0),
-    options=("--gpu-architecture=sm_90a",),
-    exact_capability=True,
+    **WGMMA_KERNEL,
     arithmetic="fp16x3",
     recommended=_recommended,
     features=frozenset({PAD, STRIDE, DILATE, RECTANGULAR, WEIGHT_GRADIENT}),
