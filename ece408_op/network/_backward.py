@@ -183,6 +183,3 @@ def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
         owned[part].append(number)
         loads[part] += sizes[number]
     return owned
-
-
-__all__ = ("Backward", "Forward", "Gradients", "QueuedBackward", "graph_of", "queue_backward")

@@ -129,6 +129,3 @@ class Rank(NamedTuple):
                     one.launch(gpu.stream)
 
         self.group.meet(self.number, graph, launch)
-
-
-__all__ = ("BARRIER_SECONDS", "Rank", "RankGroup", "RetryError")

@@ -239,6 +239,3 @@ def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> 
             "pass ran twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
         )
     return False
-
-
-__all__ = ("Addresses", "Deferred", "HostArrays", "Operand", "State", "defer", "mark", "move_from", "pending", "update")

@@ -181,6 +181,3 @@ class GraphCache:
         graphs = self._graphs
         if not (graphs and graphs.refused):
             self._graphs = self._last = None
-
-
-__all__ = ("CaptureError", "GraphCache", "GraphPass", "Graphs", "Pool")

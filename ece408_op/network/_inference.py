@@ -304,6 +304,3 @@ class _Device:
             for source, target in zip(outputs, batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
-
-
-__all__ = ("Inference", "on_each", "shares")

@@ -77,6 +77,3 @@ packing_of_shapes = lru_cache(maxsize=64)(Packing)
 def packing_of(arrays: Sequence[Any]) -> Packing:
     """Return the packing of arrays like these."""
     return packing_of_shapes(tuple(array.shape for array in arrays))
-
-
-__all__ = ("SMALL_BYTES", "packing_of", "packing_of_shapes")

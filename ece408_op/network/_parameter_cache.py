@@ -95,6 +95,3 @@ def cached_at(address: int) -> Any | None:
     """
     found = _caches.get(address)
     return found.at(address) if found else None
-
-
-__all__ = ("ParameterCache", "Updated", "WriteCount", "cached_at")

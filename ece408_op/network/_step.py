@@ -207,6 +207,3 @@ class _Device:
                     self._gpu.copy_pinned(target, source.data.ptr, end, out=True)
             self.result = self._then(self.result)
             return end
-
-
-__all__ = ("pinned_array", "step", "with_retry")

@@ -168,6 +168,3 @@ def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:
         array = parameters.get(node.name)
         node.attrs = {} if array is None else {SHAPE: str(tuple(array.shape))}
     return Graph(graph.nodes, graph.heads).dump(indent=None)
-
-
-__all__ = ("gpu_network",)

@@ -307,6 +307,3 @@ def register() -> None:
     """Register the operator, and optimisers by their names, with MXNet, once per process."""
     mx.operator.register(OP_TYPE)(NetworkProp)
     import_module(".optimizer", __package__)
-
-
-__all__ = ("IMPLS", "OP_TYPE", "NetworkOp", "NetworkProp", "register")

@@ -167,6 +167,3 @@ class GpuAdam(_OnGpu, mx.optimizer.Adam):  # type: ignore[misc]
             rate * math.sqrt(1 - self.beta2**count) / (1 - self.beta1**count)
             for rate, count in zip(super()._rates(indices), counts)
         ]
-
-
-__all__ = ("GpuAdam", "GpuSGD")

@@ -228,6 +228,3 @@ def trainer_of(text: str, engines: Sequence[Engine]) -> Trainer:
     if numbers not in known:
         known[numbers] = Trainer(text, engines)
     return known[numbers]
-
-
-__all__ = ("Trainer", "queue_backward", "trainer_of")
