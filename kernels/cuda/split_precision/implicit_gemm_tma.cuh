@@ -5,9 +5,8 @@ static_assert(Config::tile_filters % 32 == 0, "epilogues store 32 filters at a t
 // Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
 // released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
 // at tap (p, q) of their windows. All taps of a stage's channels follow one another: they read the same pixels, and L2
-// holds those of all blocks for a few channels. Where one tile of other filters alone reads the pixels of a layer of
-// 1 x 1 too, they leave L2 first: it writes other lines back less often. With one tile of filters, or more than two,
-// that took longer.
+// holds those of all blocks for a few channels. In 1 x 1 layers with two tiles of filters, the pixels leave L2 before
+// other lines, so that L2 writes those back less often. With one tile of filters, or more than two, that took longer.
 constexpr bool EVICTS_PIXELS = Config::buffers && TAPS == 1 && FILTER_TILES == 2;
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {

@@ -2,7 +2,7 @@
 //
 // With one filter element every input is read once per tile of filters, so a split copy of the images (general.cu)
 // would cost more than the product. Here a producer thread loads one pixel's channels of a stage, scales them by a
-// power of two of that pixel's own, and writes both parts as a row of the left matrix:
+// power of two of that pixel's own, and writes both components as a row of the left matrix:
 //
 //     a block     128 output pixels (numbered through all images) x 64 filters
 //     producers   2 warpgroups, a pixel per thread, every second stage each;  consumers   2 warpgroups, 64 pixels each

@@ -54,9 +54,9 @@ struct OutputPixel {
 
 // Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go
 // through shared memory, so that lanes with neighbouring units of eight filters store them; the residual is staged
-// likewise. With Config::buffers, as many of each warp, the TMA unit stores those of all 16 pixels, from rows that are
-// swizzled over their own width. With two components, or a residual, that took longer; `ece408-bench layers
-// --split-form` times it.
+// likewise. Where a warp has buffers (Config::buffers), the TMA unit stores the outputs of all 16 pixels from one of
+// them, whose rows are swizzled over their own width. With two components, or a residual, that took longer;
+// `ece408-bench layers --split-form` times it.
 constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;

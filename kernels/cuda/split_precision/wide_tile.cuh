@@ -28,8 +28,8 @@ static_assert(Config::stages >= 2, "a consumer waits for the next stage before i
 static_assert(Config::tile_pixels % (64 * CONSUMERS_PER_TILE) == 0, "consumers share the pixels of a tile");
 static_assert(!Config::ping_pong || Config::consumers <= 4, "Pipeline has four barriers for turns");
 
-// Where dense.cu reads a filter's pair of channels: [64 channels][filter][pair]. Of 16 pairs, 4 t to 4 t + 3, which a lane
-// multiplies, are in the places of t, t + 4, t + 8 and t + 12.
+// The offset of a filter's pair of channels for dense.cu: [64 channels][filter][pair]. Of 16 pairs, lane t of four
+// multiplies 4 t to 4 t + 3, which lie at offsets t, t + 4, t + 8 and t + 12.
 __device__ __forceinline__ long long dense_pair(int filter, int pair) {
     return (pair / 32 * (long long)M + filter) * 32 + pair % 32 / 16 * 16 + pair % 4 * 4 + pair % 16 / 4;
 }
