@@ -14,6 +14,7 @@ fast_custom_op    MXNet's calls of an operator with hundreds of arrays
 pinned_arguments  pinned memory for what executors copy at each call
 array_version     how often MXNet has written an array
 mxnet_errors      brings the reason of an error inside an operator to the caller
+interrupts        puts Ctrl-C off while MXNet calls back
 op_times          ``op_times``: one entry per call
 host_context      a GPU for arrays in host memory
 """

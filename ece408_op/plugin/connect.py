@@ -14,7 +14,7 @@ from typing import Any
 
 import mxnet as mx
 
-from . import default_layout, fast_custom_op, imperative, mxnet_errors, operator, pinned_arguments
+from . import default_layout, fast_custom_op, imperative, interrupts, mxnet_errors, operator, pinned_arguments
 
 #: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
 UNDEFINED, DENSE = -1, 0
@@ -31,6 +31,7 @@ def connect() -> None:
     operator.register()
     default_layout.install()
     imperative.install()
+    interrupts.install()
     pinned_arguments.install()
     atexit.register(_finish_pending)
     os.register_at_fork(before=_finish_before_fork)

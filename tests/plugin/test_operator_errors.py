@@ -1,6 +1,7 @@
 """Bad input gives one clear error, in the exception that the caller catches, by every API of MXNet."""
 
 import gc
+import signal
 import weakref
 from unittest import mock
 
@@ -294,3 +295,38 @@ def test_a_failure_keeps_nothing_of_its_call():
     assert kept() is None
     with pytest.raises(mx.MXNetError, match="the reason"):
         y.wait_to_read()
+
+
+@pytest.mark.parametrize("way", ["recorded", "backward", "hybridised", "bound"])
+def test_ctrl_c_in_a_callback_of_mxnet_is_raised_after_the_call(way, monkeypatch):
+    """MXNet's library gets no answer from a callback that raises KeyboardInterrupt, and may end the process."""
+    from ece408_op.plugin.operator import NewProp  # after MXNet
+
+    x, w = mx.nd.ones((2, 3, 8, 8)), mx.nd.ones((4, 3, 3, 3))
+    x.attach_grad()
+    layer = ece408_op.gluon.Conv2D(4, 3, in_channels=3)
+    layer.initialize()
+    layer.hybridize()
+
+    def compute():
+        with mx.autograd.record():
+            return ece408_op.New(x, w, kernel=(3, 3), num_filter=4)
+
+    calls = {"recorded": compute, "backward": compute().backward, "hybridised": lambda: layer(x)}
+    symbol = ece408_op.New(mx.sym.var("data"), kernel=(3, 3), num_filter=4)
+    calls["bound"] = lambda: symbol.simple_bind(mx.cpu(), data=x.shape)
+    with monkeypatch.context() as patch:
+        name = "infer_storage_type_backward" if way == "backward" else "infer_storage_type"
+        method, raised = getattr(NewProp, name), []
+
+        def interrupted(*args):
+            if not raised:
+                raised.append(signal.raise_signal(signal.SIGINT))
+            return method(*args)
+
+        patch.setattr(NewProp, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calls[way]()
+    assert raised
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert compute().sum().asscalar() == 2 * 4 * 6 * 6 * 27

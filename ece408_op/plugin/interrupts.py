@@ -1,0 +1,45 @@
+"""Ctrl-C while MXNet calls back into Python: a KeyboardInterrupt in a callback of its library would end the process.
+
+It is raised after the call instead; Python cannot interrupt a C function either.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+
+#: The functions of MXNet's library that make Custom operators, or ask them for shapes, types or storage types.
+_CALLING_BACK = (
+    "MXAutogradBackwardEx", "MXInvokeCachedOpEx", "MXExecutorSimpleBindEx", "MXExecutorBindEX", "MXExecutorReshapeEx",
+)  # fmt: skip
+
+
+def install() -> None:
+    """Wrap those functions; once per process."""
+    for name in _CALLING_BACK:
+        setattr(mx.base._LIB, name, after_interrupts(getattr(mx.base._LIB, name)))
+
+
+def after_interrupts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with Ctrl-C put off to its end, if Ctrl-C raises KeyboardInterrupt in this thread."""
+
+    @functools.wraps(function, assigned=("__name__",))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not own or threading.current_thread() is not threading.main_thread():
+            return function(*args, **kwargs)
+        interrupts: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if interrupts:
+                raise KeyboardInterrupt
+
+    return call
