@@ -35,6 +35,8 @@ def connect() -> None:
     pinned_arguments.install()
     atexit.register(_finish_pending)
     os.register_at_fork(before=_finish_before_fork)
+    if sys.version_info < (3, 10):  # subprocess forks without calling the functions registered above
+        sys.addaudithook(lambda event, _: _finish_before_fork() if event == "subprocess.Popen" else None)
 
 
 def _accept_absent_arrays() -> None:

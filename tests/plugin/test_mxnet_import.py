@@ -109,6 +109,24 @@ for module in (ece408_op, mx):
     assert output(code) == ""
 
 
+@needs_mxnet
+def test_a_subprocess_starts_while_mxnets_threads_need_pythons_lock() -> None:
+    """Python 3.9 forks for it, and MXNet stops its threads before a fork."""
+    code = """
+import subprocess
+import ece408_op, mxnet as mx
+x, w = mx.nd.ones((4, 3, 10, 10)), mx.nd.ones((8, 3, 3, 3))
+w.attach_grad()
+for _ in range(20):
+    with mx.autograd.record():
+        y = ece408_op.New(x, w, kernel=(3, 3), num_filter=8)
+    y.backward()
+    w.grad.wait_to_read()
+    subprocess.run(["true"])
+"""
+    assert output(code) == ""
+
+
 def test_without_mxnet_one_sentence_says_what_to_install() -> None:
     code = """
 import sys, importlib.util
