@@ -21,6 +21,8 @@ UNDEFINED, DENSE = -1, 0
 
 #: How often a fork looks at MXNet's threads, and for how long at most while they go on working, in seconds.
 _BETWEEN_LOOKS, _LONGEST_LOOKING = 0.01, 0.5
+#: How long a thread of Python may keep the lock meanwhile, in seconds.
+_SHORT_INTERVAL = 1e-4
 
 
 @cache
@@ -66,25 +68,30 @@ def _finish_pending() -> None:
 def _finish_before_fork() -> None:
     """Wait for what is pending, as at exit: MXNet stops its threads before a fork, while this thread has Python's lock.
 
-    A thread of MXNet's runs an operator itself, and would wait for itself. Its threads also delete the operators of
-    calls that have ended, for which they need the lock: they have done so once two looks at them find all asleep, as
-    one that waits for the lock gets it between the two.
+    A thread of MXNet's that runs an operator, or deletes the operator of a call that has ended, needs the lock: the
+    fork would wait for the thread, and the thread for the fork. A thread that waits for the lock looks asleep, but gets
+    it between two looks if Python's other threads give it away often. So MXNet has finished when two looks find all
+    threads asleep.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     _finish_pending()
-    asleep, last = 0, time.monotonic() + _LONGEST_LOOKING
-    while fast_custom_op.deleting.in_others() or (asleep < 2 and time.monotonic() < last):
-        time.sleep(_BETWEEN_LOOKS)
-        asleep = 0 if _other_threads_run() else asleep + 1
+    asleep, last, interval = 0, time.monotonic() + _LONGEST_LOOKING, sys.getswitchinterval()
+    sys.setswitchinterval(_SHORT_INTERVAL)
+    try:
+        while fast_custom_op.deleting.in_others() or (asleep < 2 and time.monotonic() < last):
+            time.sleep(_BETWEEN_LOOKS)
+            asleep = 0 if _other_threads_run() else asleep + 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _other_threads_run() -> bool:
-    """Return whether a thread that Python did not start runs or waits for a processor; False where Linux can't say."""
+    """Return whether a thread that ``threading`` did not start runs or waits for a processor; False without Linux."""
     pythons = {one.native_id for one in threading.enumerate() if not one.name.startswith("Dummy-")}
     for task in Path("/proc/self/task").glob("*/stat"):
         with suppress(OSError):  # the thread has ended
-            state = task.read_text().rpartition(")")[2].split()[0]
-            if state in "RD" and int(task.parent.name) not in pythons:
+            state = task.read_bytes().rpartition(b")")[2].split()[0]
+            if state in (b"R", b"D") and int(task.parent.name) not in pythons:
                 return True
     return False

@@ -112,7 +112,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def _execute(execute: Callable[[ModuleType], None], after: Sequence[Callable[[], None]], module: ModuleType) -> None:
-    """Run a module of MXNet with its own ``__builtins__``, then patch it and make the calls ``after``.
+    """Run a module of MXNet with its own ``__builtins__``, then patch it and call each of ``after``.
 
     Raises MXNetImportError if a library is missing, two builds are installed, or this process cannot import MXNet.
     """

@@ -164,16 +164,26 @@ def test_op_time_leaves_out_the_first_touch_of_the_output(monkeypatch):
     assert call.call_seconds > call.seconds
 
 
-def test_a_fork_with_calls_pending():
-    program = """
-import os
+@pytest.mark.parametrize("busy", [0, 6])
+def test_a_fork_with_calls_pending(busy):
+    """With busy threads of Python, and with a thread whose name was cut within a character."""
+    program = f"""
+import os, threading
 import ece408_op, mxnet as mx
+def work():
+    while True:
+        sum(range(1000))
+for _ in range({busy}):
+    threading.Thread(target=work, daemon=True).start()
+with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "wb") as name:
+    name.write(b"name\\xc3")
 w, y = mx.nd.ones((4, 4, 3, 3)), mx.nd.ones((3000, 4, 28, 28))
 for _ in range(4):
     y = mx.nd.Custom(y, w, op_type="New", kernel=(3, 3), num_filter=4)
 if not os.fork():
     os._exit(3)
-print(os.waitstatus_to_exitcode(os.wait()[1]), int(y[-1, -1, -1, -1].asscalar()))
+print(os.waitstatus_to_exitcode(os.wait()[1]), int(y[-1, -1, -1, -1].asscalar()), flush=True)
+os._exit(0)
 """
     assert printed("-c", program, timeout=60) == f"3 {36**4}\n"
 
