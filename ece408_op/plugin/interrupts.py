@@ -13,9 +13,12 @@ from typing import Any
 
 import mxnet as mx
 
-#: The functions of MXNet's library that make Custom operators, or ask them for shapes, types or storage types.
+#: The functions of MXNet's library that make Custom operators, or ask them for names, shapes, types or storage types.
 _CALLING_BACK = (
     "MXAutogradBackwardEx", "MXInvokeCachedOpEx", "MXExecutorSimpleBindEx", "MXExecutorBindEX", "MXExecutorReshapeEx",
+    "MXSymbolCreateAtomicSymbol", "MXSymbolCreateFromFile", "MXSymbolCreateFromJSON", "NNSymbolCompose",
+    "MXSymbolInferShapeEx", "MXSymbolInferShapeEx64", "MXSymbolInferShapePartialEx", "MXSymbolInferShapePartialEx64",
+    "MXSymbolInferType", "MXSymbolInferTypePartial",
 )  # fmt: skip
 
 

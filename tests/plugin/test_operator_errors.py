@@ -297,7 +297,14 @@ def test_a_failure_keeps_nothing_of_its_call():
         y.wait_to_read()
 
 
-@pytest.mark.parametrize("way", ["recorded", "backward", "hybridised", "bound"])
+#: The methods that MXNet calls, by what the user calls.
+CALLED_BACK = {
+    "recorded": "infer_storage_type", "backward": "infer_storage_type_backward", "hybridised": "infer_storage_type",
+    "bound": "infer_storage_type", "shapes": "infer_shape", "types": "infer_type", "loaded": "list_arguments",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CALLED_BACK)
 def test_ctrl_c_in_a_callback_of_mxnet_is_raised_after_the_call(way, monkeypatch):
     """MXNet's library gets no answer from a callback that raises KeyboardInterrupt, and may end the process."""
     from ece408_op.plugin.operator import NewProp  # after MXNet
@@ -315,8 +322,10 @@ def test_ctrl_c_in_a_callback_of_mxnet_is_raised_after_the_call(way, monkeypatch
     calls = {"recorded": compute, "backward": compute().backward, "hybridised": lambda: layer(x)}
     symbol = ece408_op.New(mx.sym.var("data"), kernel=(3, 3), num_filter=4)
     calls["bound"] = lambda: symbol.simple_bind(mx.cpu(), data=x.shape)
+    calls["shapes"], calls["types"] = lambda: symbol.infer_shape(data=x.shape), lambda: symbol.infer_type(data="f")
+    calls["loaded"] = lambda: mx.sym.load_json(symbol.tojson())
     with monkeypatch.context() as patch:
-        name = "infer_storage_type_backward" if way == "backward" else "infer_storage_type"
+        name = CALLED_BACK[way]
         method, raised = getattr(NewProp, name), []
 
         def interrupted(*args):
