@@ -74,6 +74,7 @@ _OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: which it reads more slowly than most submissions.
 _QUICK = ("-std=c++14", "-DECE408_GRADE_FEW_HEADERS")
 _NEWER = r"C\+\+ ?17"
+_FATAL = r"(?m)^\S+:\d+:(\d+:)? fatal error:"  # of a header that no option brings
 _OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
 _ATTEMPTS = (
     ("", _QUICK),
@@ -129,8 +130,8 @@ def build(
         if reason:
             raise EndedError("unsupported", reason)
         texts.append(text)
-        if "fatal error:" in text and not re.search(_NEWER, text):
-            break  # a header that no option brings
+        if re.search(_FATAL, text) and not re.search(_NEWER, text):
+            break
     # The first attempt's errors, unless they are about the language's version.
     text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, name)
     if context == "cpu" and "__global__" in text:
