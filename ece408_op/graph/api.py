@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
@@ -220,17 +221,19 @@ def graph_of(symbol: Any) -> Graph:
 
 def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the shapes of the Convolutions' weights, by node, as far as parameters or earlier layers give them."""
-    inferred = {}
+    inferred: dict[str, tuple[int, ...]] = {}
     convolutions = [node for node in graph.nodes if node.op == _replacement.CONVOLUTION]
     if not known:
         arguments = symbol.list_arguments()
         images = {"data", *(graph.nodes[node.inputs[0].node].name for node in convolutions)}.intersection(arguments)
         unknown = -1 if mx.util.is_np_shape() else 0
-        try:
-            shapes, _, _ = symbol.infer_shape_partial(**dict.fromkeys(images, (unknown,) * 4))
-            inferred = dict(zip(arguments, shapes))
-        except mx.MXNetError:  # images with another number of dimensions
-            pass
+        for some in (images, *({image} for image in images)):
+            with suppress(mx.MXNetError):  # one of them has another number of dimensions
+                shapes, _, _ = symbol.infer_shape_partial(**dict.fromkeys(some, (unknown,) * 4))
+                found = {name: shape for name, shape in zip(arguments, shapes) if shape}
+                inferred = {**found, **{name: shape for name, shape in inferred.items() if min(shape) > 0}}
+            if some == images and inferred:
+                break
     weights = {node.name: graph.nodes[node.inputs[1].node].name for node in convolutions}
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
