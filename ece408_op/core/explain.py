@@ -96,7 +96,8 @@ class Explanation:
             return [*found, "The wrong elements are everywhere."]
         height, width = (-(-size // most) for size, most in zip(self.counts.shape, (rows, columns)))
         each = f"{height} x {width} elements" if height * width > 1 else "an element"
-        return [*found, f"Each character is {each} of all maps: . is right, 1 to 9 is the share that is wrong.", *drawn]
+        legend = f"Each character is {each} of all images and filters: . is right, 1 to 9 are the wrong ninths."
+        return [*found, legend, *drawn]
 
     def map(self, rows: int = 1 << 30, columns: int = 1 << 30) -> list[str]:
         """Return a line per output row and a character per column, of several each where there are more.

@@ -212,7 +212,7 @@ class Buffers(Arrays):
         return found % 2**64
 
     def outcome(self, kind: str, before: float = 0.0) -> Outcome:
-        """The class of the copied output, which held ``before``."""
+        """The class of the copied output, whose elements were ``before`` when the call began."""
         return _judge.judge(self.xp, self._parts(kind == REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:

@@ -39,7 +39,7 @@ STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0  # how often a worker is started, and th
 
 
 class Turns:
-    """Lets ``jobs`` threads compile and check at the same time, but times one call alone."""
+    """Lets ``jobs`` threads compile and check at the same time, and one thread alone time a call."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs, self._alone = jobs, threading.Lock()

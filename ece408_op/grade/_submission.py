@@ -111,7 +111,7 @@ def _may_be_one(path: Path) -> bool:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Return the folder's readable entries in order, without hidden, system (``__MACOSX``) and course files."""
+    """Return a folder's entries in order, none if it cannot be read, without hidden, system and course files."""
     with suppress(OSError):
         own = (path for path in folder.iterdir() if not path.name.startswith((".", "__")))
         return sorted(path for path in own if path.name.lower() not in _COURSES)

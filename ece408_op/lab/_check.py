@@ -157,7 +157,7 @@ def layer_entry(
 
 
 def update_verdict(result: dict[str, Any], number: int, entry: dict[str, Any], text: str) -> None:
-    """Replace a layer's entry by another call's with another verdict; the text says what differed."""
+    """Replace a layer's entry by another call's if the verdicts differ; the text says what differed in the call."""
     if entry["status"] != result["layers"][number]["status"]:
         result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
         result["status"] = entry["status"]

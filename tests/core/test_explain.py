@@ -298,7 +298,7 @@ def test_without_a_mistake_it_says_where_the_wrong_elements_are() -> None:
     assert (found.sentence, found.wrong) == ("", found.counts.sum())
     assert "The wrong elements repeat every 8 rows and columns: row 3 of 8, column 5 of 8" in found.lines()
     assert "Only image 1 of 3: 54 elements" in found.lines()
-    legend = "Each character is 2 x 1 elements of all maps: . is right, 1 to 9 is the share that is wrong."
+    legend = "Each character is 2 x 1 elements of all images and filters: . is right, 1 to 9 are the wrong ninths."
     assert found.lines()[3:] == [legend, *found.map(12, 48)]
     assert found.map()[3] == ".....3.......3.......3.."
     assert [len(line) for line in found.map(12, 12)] == [12] * 12
