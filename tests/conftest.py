@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from what lives to the end, MXNet and all tests: it takes a tenth of the time."""
+    """Hide MXNet and the tests, which live to the end, from the garbage collector: that costs 10 % of a run."""
     gc.disable()
     try:
         return (yield)

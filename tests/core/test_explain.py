@@ -300,6 +300,7 @@ def test_without_a_mistake_it_says_where_the_wrong_elements_are() -> None:
     assert "Only image 1 of 3: 54 elements" in found.lines()
     legend = "Each character is 2 x 1 elements of all images and filters: . is right, 1 to 9 are the wrong ninths."
     assert found.lines()[3:] == [legend, *found.map(12, 48)]
+    assert legend.replace("2 x 1 elements", "an element") in found.lines(*found.counts.shape)
     assert found.map()[3] == ".....3.......3.......3.."
     assert [len(line) for line in found.map(12, 12)] == [12] * 12
     assert found.as_data()["map"] == found.map()

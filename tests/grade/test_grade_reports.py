@@ -34,6 +34,7 @@ def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> No
     assert "4.00 times the roofline" in text
     assert "93.00 % of 100 images right (sample)" in text
     assert "ms (1 run, 3.600 to 4.400; first call 12.000)" in text
+    assert " runs, 1.800 to" in _reports.render("student.html", _reports.student(records[1], records))
     assert "2017 fall, layer 1: 1 x 28 x 28, 50 filters of 5 x 5" in text
     assert "50 filters of 5 x 5: 4.000 ms" in gradescope(records[0])["output"]
     bar = "".join(text.partition('class="bar"')[2].partition("</div>")[0].split("\n"))

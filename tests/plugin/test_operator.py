@@ -188,17 +188,16 @@ os._exit(0)
     assert printed("-c", program, timeout=60) == f"3 {36**4}\n"
 
 
-def test_a_fork_while_another_thread_goes_on_deleting_operators():
+def test_a_fork_while_a_thread_that_is_not_pythons_goes_on_working():
     program = """
-import os, threading, time
+import ctypes, hashlib, os
 import ece408_op, mxnet
-from ece408_op.plugin.fast_custom_op import deleting
-def train():
+data = bytes(1 << 26)
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def work(_):
     while True:
-        with deleting:
-            pass
-        time.sleep(0.0005)
-threading.Thread(target=train, daemon=True).start()
+        hashlib.sha256(data)  # without Python's lock
+ctypes.CDLL(None).pthread_create(ctypes.byref(ctypes.c_ulong()), None, work, None)
 if not os.fork():
     os._exit(3)
 print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)

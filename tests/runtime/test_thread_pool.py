@@ -141,6 +141,7 @@ def test_an_error_keeps_nothing_without_a_garbage_collection(freed):
     kept = []
     with contextlib.suppress(ValueError):
         parallel_for(work, 2, 2)
+    assert len(kept) == 2
     freed(*kept)
 
 
