@@ -1,4 +1,4 @@
-"""Whole graphs as one Custom node that computes on a GPU, for arrays in ``mx.cpu()``.
+"""Run a whole MXNet graph on GPUs as one Custom node, whose inputs and outputs are in ``mx.cpu()``.
 
 api.py        gpu_network: from a symbol and its parameters to the node
 operator.py   the node as MXNet sees it
@@ -9,14 +9,14 @@ optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``,
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
-in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
-float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
-graphs for one batch size, and the times of convolutions. ``_inference`` divides a batch among GPUs.
+in order. ``_gpu`` chooses the implementation of each node on the GPU: the package's kernels on split activations
+(``_split_layers``) or on float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory,
+the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a batch among GPUs.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
-little. ``_training_gpu`` computes convolutions by our kernels, and pooling, BatchNorm and activations by passes of our
-own; each other operator class has its gradient as a method on CuPy's arrays. ``_step`` has the copies and the
-computation of each pass and update, ``_backward`` the backward pass, ``_graph_cache`` the passes as CUDA graphs,
-``_data_parallel`` the threads of a pass on several GPUs, ``_gpu_update`` the update of parameters by the rules of
-``_updates``, and ``_parameter_cache`` the parameters that stay on a GPU.
+little. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
+``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's arrays. ``_step``
+copies in, computes and copies out for each pass and update. ``_backward`` has the backward pass, ``_graph_cache`` the
+passes as CUDA graphs, ``_data_parallel`` the threads of a pass on several GPUs, ``_gpu_update`` the update of
+parameters by the rules of ``_updates``, and ``_parameter_cache`` the parameters that stay on a GPU.
 """

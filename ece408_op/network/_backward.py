@@ -1,4 +1,4 @@
-"""The backward pass of a training step on one GPU or several, and the queueing of one behind its forward pass."""
+"""The backward pass of a training step on one GPU or several, which can be queued right behind its forward pass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ._training_gpu import GpuOperators
 
 
 class Gradients(NamedTuple):
-    """One rank's gradients on its GPU, by number, and packed ones.
+    """One rank's gradients on its GPU.
 
-    images: those to variables whose images the ranks share. partial: those to parameters, for sums over several GPUs.
-    sums: of those that this rank owns.
+    gradients: all, by number. Packed (see ``_packing``): images: the gradients to variables whose images are divided
+    among the ranks. partial: this GPU's contribution to the summed gradients. sums: the sums over all GPUs that this
+    rank owns.
     """
 
     gradients: Mapping[int, Any]
@@ -34,7 +35,7 @@ class Gradients(NamedTuple):
 
 
 class QueuedBackward(NamedTuple):
-    """A backward pass that is queued behind its forward pass: its kind, the labels, and its gradients."""
+    """A backward pass that is queued behind its forward pass: its kind, copies of its labels, and its gradients."""
 
     kind: Hashable
     labels: Sequence[np.ndarray]
@@ -43,9 +44,10 @@ class QueuedBackward(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """A forward pass: the images of each GPU, the first ones of the trainer's, and its values.
+    """A forward pass.
 
-    graphs: those that own the values' memory, if any.
+    shares: the images of each GPU that computed, which are the first ones of the trainer's GPUs. ranks: their values.
+    graphs: the CUDA graphs that own the values' memory, None if there are none.
     """
 
     data_shapes: Sequence[Shape]
@@ -68,10 +70,10 @@ class Backward:
     ) -> None:
         self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
         self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
-        #: Gradients to data and labels, whose images each GPU has its share of.
+        #: Gradients to data and labels: each GPU computes those of its share of the images.
         self._images = {number: array for number, array in targets.items() if number not in self._parameters}
         self.summed = {**self._parameters, **deferred}
-        #: The numbers of the sums that each rank gets.
+        #: For each rank, the numbers of the gradients that are summed on its GPU.
         self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
         self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
         self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
@@ -93,7 +95,7 @@ class Backward:
         meanwhile: Sequence[Callable[[], None]],
         first: bool,
     ) -> Gradients:
-        """Return the gradients on the rank's GPU, complete, or wait for them if they are queued."""
+        """Compute the gradients on the rank's GPU, or wait for them if they are queued; return them, complete."""
         if self.is_queued:
             queued: Any = self._before.ranks[rank.number].queued
             return step(rank.gpu, [], [], lambda _: ([], queued.gradients), meanwhile=meanwhile)
@@ -116,7 +118,7 @@ class Backward:
         return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile, first=first)
 
     def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> Gradients:
-        """Return the gradients, also packed where that is needed, with memory for the sums that the rank gets."""
+        """Return the gradients, packed where they are copied out or summed, with memory for the rank's own sums."""
         packings = [packing_of([self.summed[number] for number in numbers]) for numbers in self.owned]
         partial, sums = list[Any](), list[Any]()
         if rank.size > 1 or self._parameters:
@@ -131,7 +133,7 @@ class Backward:
         return Gradients(gradients, packed, partial, sums)
 
     def copy_out(self, rank: Rank, found: Gradients) -> None:
-        """Copy the gradients that the rank has of the targets to these."""
+        """Copy the rank's share of image gradients and its sums of parameter gradients to the targets."""
         images = list(map(rank.share_of, self._images.values()))
         parameters = [self._parameters[number] for number in self.owned[rank.number]] if self._parameters else []
         if images:
@@ -143,10 +145,11 @@ class Backward:
 def queue_backward(
     rank: Rank, graphs: Graphs | None, kind: Hashable, labels: Callable[[], list[np.ndarray]]
 ) -> QueuedBackward | None:
-    """Queue the backward pass of that kind, which the last step has repeated, for these labels, behind a forward pass.
+    """Queue the backward pass for these labels behind a forward pass, before MXNet asks for it.
 
-    Before MXNet asks for it: the GPU need not wait for MXNet and Python between the passes. Returns None without graphs
-    or for no kind, or if that pass is not captured. The GPU and its stream are the current ones.
+    So the GPU need not wait for MXNet and Python between the passes. kind: that of the last step's backward pass.
+    Returns None if ``graphs`` or ``kind`` is None, or if no pass of that kind is captured as a CUDA graph. The current
+    GPU and stream are the rank's.
     """
     if graphs is None or kind is None:
         return None
@@ -163,7 +166,7 @@ def queue_backward(
         target.set(array)
     _, gradients = graph.launch(rank)
     if rank.group.communicator:
-        # Nobody may wait for this pass before another call needs one of its GPUs.
+        # No thread waits for this pass before the next call on these GPUs. If one fails, ``watch`` aborts NCCL.
         rank.group.communicator.watch(rank.gpu.stream.record())
     return QueuedBackward(kind, given, gradients)
 
@@ -171,12 +174,12 @@ def queue_backward(
 def graph_of(
     graphs: Graphs | None, rank: Rank, kind: Hashable, inputs: Sequence[np.ndarray]
 ) -> tuple[GraphPass, Rank] | None:
-    """Return the graph of a pass for these inputs, for ``step``."""
+    """Return the ``graph`` argument of ``step`` for a pass with these inputs, None without graphs."""
     return (graphs.of(rank, kind, packing_of(inputs).shapes), rank) if graphs else None
 
 
 def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
-    """Return the numbers of the arrays of each part: about equally many bytes."""
+    """Divide arrays into parts of about equally many bytes; return the array numbers of each part."""
     owned, loads = [list[int]() for _ in range(parts)], [0] * parts
     for number in sorted(sizes, key=lambda number: -sizes[number]):
         part = loads.index(min(loads))

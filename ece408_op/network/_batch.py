@@ -1,4 +1,4 @@
-"""A network for chunks of one size on one GPU: its memory, its launches as CUDA graphs, and its convolutions' times."""
+"""A network for chunks of one size on one GPU: memory, launches as CUDA graphs, and the times of convolutions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES = 2
 
 @dataclass
 class _Bound:
-    """The network's work on one set of data buffers, and from its second run on the CUDA graph of it."""
+    """The network's work on one set of data buffers, and the CUDA graph that repeats it from the second run on."""
 
     call: Call
     outputs: list[Any]
@@ -34,7 +34,7 @@ class _Bound:
 
 
 def _seconds(intervals: Iterable[Interval]) -> float:
-    """Return the time between the events of all intervals, which have ended."""
+    """Return the sum of all intervals' times in seconds; the GPU has reached all their events."""
     elapsed = cuda.cupy().cuda.get_elapsed_time
     return sum(elapsed(start, end) for start, end in intervals) / 1000
 
@@ -42,12 +42,15 @@ def _seconds(intervals: Iterable[Interval]) -> float:
 def _op_time(
     name: str, operator: Convolution, image: Shape, implementation: str, images: int, seconds: float
 ) -> op_times.OpTime:
-    """Return the record of a layer for that many images of a shape."""
+    """Return the record of a layer's time; image: the shape of one image of the layer's data."""
     return op_times.OpTime(name, operator.problem((images, *image)), implementation, "gpu", float(seconds))
 
 
 class Batch:
-    """The network for ``images`` images at a time: the block of memory, and sets of data and output buffers."""
+    """The network for chunks of ``images`` images: one block of memory, and sets of data and output buffers.
+
+    whole: the chunk is the whole batch, so that one set suffices.
+    """
 
     def __init__(
         self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: dict[str, Shape], whole: bool
@@ -69,28 +72,28 @@ class Batch:
             if isinstance(one, Timed) and isinstance(nodes[number].operator, Convolution)
         ]
         self._convolutions = [one for one, _ in convolutions]
-        #: Make their records, and hold none of the GPU's memory.
+        #: Functions that make the convolutions' records, and hold none of the GPU's memory.
         self.records = [
             partial(_op_time, node.name, node.operator, shapes_of[node.inputs[0].node][1:], one.name)
             for one, node in convolutions
         ]
-        #: The seconds of a run, 0 if they are not known, and the share of it that each convolution takes.
+        #: The seconds of a run, 0 if unknown, and each convolution's share of that time.
         self.seconds = 0.0
         self._shares: np.ndarray = np.zeros(len(convolutions))
         self._graph_runs: list[Interval] = []
 
     def prepare(self, parameters: dict[int, Any]) -> None:
-        """Take new parameters, by value."""
+        """Take new parameters, by value's number."""
         self.schedule.prepare(parameters)
         self._bound.clear()
 
     def launch(self, parameters: dict[int, Any], given: dict[int, Any]) -> None:
-        """Launch everything once, or list it for ``compile_ahead``."""
+        """Launch everything once; within ``compile_ahead``, only list the programs to compile."""
         self.prepare(parameters)
         self.run(given, self.data[0])
 
     def warm_up(self, given: dict[int, Any]) -> None:
-        """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
+        """Run everything, so that no timed run is a first one, and measure the convolutions' shares of the time."""
         self.run(given, self.data[0])
         if self.schedule.repeatable:
             self._call(self._bound_to(given, self.data[0]), self._held)
@@ -114,10 +117,10 @@ class Batch:
         return bound.outputs
 
     def taken(self) -> np.ndarray:
-        """Return the convolutions' seconds since the last call, once the GPU has computed.
+        """Return the convolutions' seconds since the last call; the GPU has completed all runs.
 
-        Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
-        convolution has the share of it that it had when the graph was made.
+        Events inside a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
+        convolution gets the share of that time that ``warm_up`` measured.
         """
         taken = self._shares * _seconds(self._graph_runs)
         self._graph_runs.clear()
@@ -128,13 +131,13 @@ class Batch:
         return taken
 
     def _call(self, bound: _Bound, measure: Measure | None) -> None:
-        """Queue the work, with its convolutions measured."""
+        """Queue the work; ``measure`` times each convolution, None does not."""
         try:
             for one in self._convolutions:
                 one.measure = measure
             bound.call()
         finally:
-            # A cycle would keep the GPU's memory until the next garbage collection.
+            # ``measure`` refers to this batch: the reference cycle would keep its memory until a garbage collection.
             for one in self._convolutions:
                 one.measure = None
 
@@ -147,7 +150,7 @@ class Batch:
         return self._bound[key]
 
     def _held(self, convolve: Call) -> Interval:
-        """Have the stream wait until a convolution and its events are queued, while it runs other threads' work."""
+        """Block the stream until a convolution and both events are queued, so that launch time is not measured."""
         with self._gpu.blocker.blocked(self._gpu.stream, self.data[0][0]):
             return self._between_events(convolve)
 
@@ -160,5 +163,5 @@ class Batch:
         return start, end
 
     def _view(self, offset: int, shape: Shape) -> Any:
-        """Return the array of that shape in the block."""
+        """Return the float32 array of that shape at a byte offset of the block."""
         return cuda.cupy().ndarray(shape, np.float32, self.block + offset)

@@ -1,8 +1,9 @@
-"""The GPUs of a data-parallel pass: one thread, a rank, computes each GPU's share of the batch.
+"""The GPUs of a data-parallel pass: one thread per GPU, a rank, computes that GPU's share of the batch.
 
-NCCL's kernels on a GPU wait for those on all others. The last rank that reaches a barrier therefore queues them on all
-streams, or on none: if a rank fails between two barriers, the others stop at the next one, and their GPUs complete what
-they have. If kernels still wait, because a GPU has failed or only some were launched, NCCL's communicator is aborted.
+NCCL's kernels on a GPU wait for NCCL's kernels on all other GPUs. So the last rank that reaches a barrier queues them
+on all streams, or on none: if a rank fails between two barriers, the other ranks stop at the next one, and their GPUs
+complete the queued work. If kernels still wait, because a GPU failed or only some kernels were launched, NCCL's
+communicator is aborted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ece408_op.runtime import nccl
 
 from ._inference import on_each
 
-#: A rank that does not reach a barrier within these seconds never will: compiling a network's kernels takes less.
+#: The timeout of a barrier in seconds: longer than compiling all kernels of a network takes.
 BARRIER_SECONDS = 600
 
 
 class RetryError(Exception):
-    """A pass has no room, or cannot be captured: it may succeed without CUDA graphs in memory that is free then."""
+    """A pass lacks memory or cannot be captured. Without CUDA graphs, whose memory is then free, it may succeed."""
 
 
 class RankGroup:
@@ -37,9 +38,9 @@ class RankGroup:
         self._action: Callable[[list[Any]], Any] = len
 
     def run(self, work: Callable[[Rank], Any]) -> list[Any]:
-        """Return work(rank) of each rank, computed at the same time; the caller has the locks of all GPUs.
+        """Run work(rank) for all ranks at the same time, and return the results; the caller holds the GPUs' locks.
 
-        Raises an error of one of them; a DeviceError names its GPU.
+        Raises the error of one of the ranks; a DeviceError names its GPU.
         """
         results = dict[int, Any]()
 
@@ -59,14 +60,17 @@ class RankGroup:
         try:
             on_each(on_rank, [gpu.device.id for gpu in self.gpus])
         finally:
-            # The barrier and the group are a cycle: these would stay until the next garbage collection.
+            # The barrier and the group are a reference cycle, which would keep items until the next garbage collection.
             self._items, self._action = [], len
         if len(results) < len(self.gpus):
-            raise DeviceError(f"expected all GPUs' threads within {BARRIER_SECONDS} seconds, got some of them")
+            raise DeviceError(f"expected all GPUs' threads within {BARRIER_SECONDS} seconds, got only some of them")
         return [results[number] for number in range(len(self.gpus))]
 
     def meet(self, rank: int, item: Any, action: Callable[[list[Any]], Any]) -> None:
-        """Wait for all ranks; the last one calls the action for all ranks' items. Raises BrokenBarrierError."""
+        """Wait for all ranks; the last one calls ``action`` with the list of all ranks' items.
+
+        Raises BrokenBarrierError if another rank failed or the barrier timed out.
+        """
         self._items[rank], self._action = item, action
         self._barrier.wait()
 
@@ -74,7 +78,7 @@ class RankGroup:
         try:
             self._action(self._items)
         except BaseException:
-            self._abort()  # only some of the streams may have what the action queues on all
+            self._abort()  # the action may have queued kernels on only some of the streams
             raise
 
     def _abort(self) -> None:
@@ -100,19 +104,19 @@ class Rank(NamedTuple):
         return self.group.gpus[self.number]
 
     def share_of(self, array: np.ndarray) -> np.ndarray:
-        """Return a view of this rank's images of an array whose first axes count the images of the batch."""
+        """Return a view of this rank's images of a C-contiguous array whose elements are in the images' order."""
         if self.size == 1:
             return array
         images = self.group.shares[-1].stop
         return array.reshape(array.shape if len(array) == images else (images, -1))[self.group.shares[self.number]]
 
     def of_batch(self, count: int) -> int:
-        """Return how many elements the whole batch has where this share has ``count``."""
+        """Return the whole batch's number of elements, given the number ``count`` of this rank's share."""
         share, images = self.group.shares[self.number], self.group.shares[-1].stop
         return count // (share.stop - share.start) * int(images)
 
     def all_gather(self, array: Any) -> None:
-        """Queue the exchange of arrays (ranks, ...), float64: each rank has filled the row of its number."""
+        """Queue NCCL's all-gather on float64 arrays (ranks, ...); each rank has filled the row of its number."""
 
         def gather(arrays: list[Any]) -> None:
             assert self.group.communicator, "the communicator of a network that exchanges arrays"
@@ -121,7 +125,7 @@ class Rank(NamedTuple):
         self.group.meet(self.number, array, gather)
 
     def launch(self, graph: Any) -> None:
-        """Launch the CUDA graphs of all ranks."""
+        """Launch this rank's CUDA graph together with those of all other ranks."""
 
         def launch(graphs: list[Any]) -> None:
             for gpu, one in zip(self.group.gpus, graphs):

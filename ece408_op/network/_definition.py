@@ -1,7 +1,7 @@
-"""What an operator is to a network: a class with its attributes, its computation and its gradient.
+"""The base class of a network's operators. Each class has the attributes, the computation and the gradient.
 
 MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class to ``_layers``,
-``_elementwise`` or ``_shaping``. To add a property that operators have, add a method to ``Operator``.
+``_elementwise`` or ``_shaping``. To add a property of operators, add a method to ``Operator``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _FLAGS = {"True": True, "true": True, "1": True, "False": False, "false": False,
 
 
 class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node's name and raises GraphError
-    """Why a network cannot contain a node: what was expected, and what came."""
+    """The reason why a network cannot contain a node: the expected and the given value."""
 
 
 class Arrays:
-    """A library of arrays on the current device and stream: ``xp`` is NumPy, or CuPy as far as both agree."""
+    """An array library on the current device and stream: ``xp`` is NumPy or CuPy, restricted to common functions."""
 
     xp: Any
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one is used for all."""
+        """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one matrix is broadcast."""
         raise NotImplementedError
 
     def erf(self, x: Any, out: Any) -> None:
@@ -42,9 +42,9 @@ class Arrays:
 
 
 def _attribute(expected: str, convert: Callable[[str], Any], *default: Any) -> Any:
-    """Return the dataclass field of an attribute; it is required if it has no default.
+    """Return the dataclass field of an attribute, which is required if there is no default.
 
-    ``convert`` makes the value of a text, or raises ValueError or KeyError; None stands for the default.
+    ``convert`` parses the attribute's text, and raises ValueError or KeyError; its result None means the default.
     """
     return field(default=default[0] if default else MISSING, metadata={"expected": expected, "convert": convert})
 
@@ -55,21 +55,21 @@ def choice(*words: str) -> Any:
     return _attribute(expected, dict(zip(words, words)).__getitem__, words[0])
 
 
-#: The fields of a truth value, a number and a whole number; an argument is the default.
+#: Each makes the field of a truth value, a number or a whole number; an argument is the default.
 flag = partial(_attribute, "True or False", _FLAGS.__getitem__)
 number = partial(_attribute, "a number", float)
 integer = partial(_attribute, "a whole number", int)
-#: The field of a truth value that has to be False.
+#: Makes the field of a truth value that has to be False.
 disabled = partial(_attribute, "False", {text: value for text, value in _FLAGS.items() if not value}.__getitem__, False)
 
 
 def sizes() -> Any:
-    """Return the field of any number of whole numbers, none by default."""
+    """Return the field of a tuple of whole numbers of any length, empty by default."""
     return _attribute("whole numbers", lambda text: tuple(_integers(text)), ())
 
 
 def pair(*default: int) -> Any:
-    """Return the field of two whole numbers, for rows and columns; the default is for both."""
+    """Return the field of two whole numbers, for rows and columns; one default stands for both."""
 
     def convert(text: str) -> tuple[int, int] | None:
         numbers = _integers(text)
@@ -90,7 +90,7 @@ def _integers(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One node's forward pass in training: its inputs, ignored ones too, its output, and what ``train`` returned."""
+    """One node's forward pass in training: all its inputs, even ignored ones, its output, and ``train``'s result."""
 
     inputs: Sequence[Any]
     out: Any
@@ -103,11 +103,11 @@ class Operator:
 
     The fields that the functions above make are attributes of the node. The class variables are:
 
-    names: the ops that the class computes. inputs: the names of its inputs; variadic: it has any number of the first.
-    auxiliary: inputs that MXNet counts as states. ignored: inputs that inference does not read. accepted: attributes
-    that have no effect at inference. view: the output is the first input's memory. inplace: the output may overwrite
-    the first input, if both have one size. takes_epilogue: on the GPU, the operator can apply an activation to its
-    output.
+    names: the ops that the class computes. inputs: the names of its inputs; variadic: the first one may repeat any
+    number of times. auxiliary: inputs that are MXNet's auxiliary states. ignored: inputs that inference does not read.
+    accepted: attributes that have no effect at inference. view: the output shares the first input's memory. inplace:
+    the output may overwrite the first input, if both have the same size. takes_epilogue: on the GPU, the operator can
+    apply an activation to its output.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -146,15 +146,15 @@ class Operator:
         return found
 
     def check(self) -> None:
-        """Raise Unsupported if attributes have values that the operator does not compute."""
+        """Raise Unsupported if an attribute has an unsupported value."""
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
-        """Raise Unsupported for inputs that MXNet's operator takes and this one does not."""
+        """Raise Unsupported for inputs that MXNet's operator takes and this class does not."""
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None.
+        """Fill ``out``, C-contiguous float32, from the inputs; an ignored input may be None.
 
-        Not for operators that kernels compute: ``_gpu`` and ``_training_gpu`` say which. So are their gradients.
+        Operators that have kernels in ``_gpu`` and ``_training_gpu`` need neither this method nor ``gradients``.
         """
         raise NotImplementedError
 
@@ -162,30 +162,30 @@ class Operator:
         """Raise Unsupported if the operator with these attributes has no gradient, or none on ``several`` GPUs."""
 
     def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Fill ``out`` as in training, and return what ``gradients`` needs besides inputs and output.
+        """Fill ``out`` as in training, and return the data that ``gradients`` needs besides inputs and output.
 
-        seed: a number of this call's alone, for random numbers.
+        seed: a number for the random numbers, which differs from call to call.
         """
         self.compute(arrays, inputs, out)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        """Return the gradient to each input, float32 of its shape; None for one that is not wanted, or is zero.
+        """Return the gradient to each input, float32 of its shape; None for a gradient that is not wanted or is zero.
 
-        gradient: to the output, float32 of its shape, which nobody changes; None for a loss whose output nobody reads.
-        An array that is returned may be ``gradient`` itself, or a view of it.
+        gradient: to the output, float32 of its shape, read only; None for a loss whose output has no reader. A returned
+        array may be ``gradient`` itself or a view of it.
         """
         raise NotImplementedError
 
     def new_states(self, given: Trained) -> Mapping[int, Any]:
-        """Return the new values of the inputs, by number, that a step of training changes: a BatchNorm's statistics."""
+        """Return the new values of the inputs that a training step changes, by position: a BatchNorm's statistics."""
         return {}
 
     def used_inputs(self) -> tuple[str, ...]:
-        """Return the names of the inputs that these attributes ask for."""
+        """Return the names of the inputs that the operator has with these attributes."""
         return self.inputs
 
     def input_names(self, count: int) -> tuple[str, ...]:
-        """Return the name of each of a node's inputs; raises Unsupported if ``count`` is not their number."""
+        """Return the name of each of a node's inputs; raises Unsupported if the operator does not have ``count``."""
         names = self.inputs * count if self.variadic else self.used_inputs()
         if len(names) != count:
             raise Unsupported(f"expected {len(names)} inputs, {', '.join(names)}; got {count}")
@@ -197,12 +197,12 @@ class Operator:
 
     @property
     def activation(self) -> str | None:
-        """The type of activation that this operator is, if it is one."""
+        """The activation's type if this operator is an activation, else None."""
         return None
 
     @property
     def view_in_training(self) -> bool:
-        """Whether ``train`` would copy the first input: ``view``, unless training computes something else."""
+        """Whether the output shares the first input's memory in training too: a ``view`` without a ``train`` method."""
         return self.view and type(self).train is Operator.train
 
     @property

@@ -20,13 +20,13 @@ from ._definition import Arrays
 from ._passes import ACTIVATIONS, Epilogue
 from ._schedule import Call, Computation, in_order
 
-#: cuBLAS's numbers: the type float32, the compute type float32, the default algorithm, and the operand's form.
+#: cuBLAS's constants CUDA_R_32F, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT, CUBLAS_OP_N and CUBLAS_OP_T.
 _FLOAT, _COMPUTE_FLOAT, _DEFAULT, _PLAIN, _TRANSPOSED = 0, 68, -1, 0, 1
 
 #: The bytes that cuBLAS's manual recommends for a workspace on Hopper, the most for any GPU (cublasSetWorkspace).
 _WORKSPACE_BYTES = 32 << 20
 
-#: The GPU, and the fewest rows, columns and elements per sum, for which split precision is faster than cuBLAS.
+#: The compute capability, and the fewest rows, columns and GEMM K, with which split precision is faster than cuBLAS.
 _CAPABILITY, _PROFITABLE = (9, 0), (128, 64, 1024)
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
@@ -42,9 +42,10 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 class Blas:
-    """cuBLAS on the current GPU, with a handle of its own: CuPy has one per thread, and MXNet's threads come and go.
+    """cuBLAS on the current GPU, with its own handle: CuPy has one per thread, and MXNet's threads come and go.
 
-    CuPy refuses its calls while a CUDA graph is captured. cuBLAS itself allows them with a workspace of the caller's.
+    CuPy refuses to call cuBLAS during the capture of a CUDA graph. cuBLAS itself allows it if the caller provides the
+    workspace.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Blas:
         """
         rows, columns, length = sizes
         self._call("cublasSetStream_v2", cuda.cupy().cuda.get_current_stream().ptr)
-        # Setting the stream takes the workspace away.
+        # cublasSetStream resets the workspace to cuBLAS's own.
         self._call("cublasSetWorkspace_v2", self._workspace.ptr, _WORKSPACE_BYTES)
         # cuBLAS stores matrices by columns: it computes the transposed product.
         second = (_TRANSPOSED, length) if transposed else (_PLAIN, columns)
@@ -100,7 +101,7 @@ class Blas:
 
 @cache
 def blas(device: int) -> Blas:
-    """Return cuBLAS for the GPU of that number, which is the current one."""
+    """Return cuBLAS for the GPU of that number, which the caller has made the current one."""
     return Blas()
 
 
@@ -116,7 +117,7 @@ class GpuArrays(Arrays):
         return cuda.cupy()
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Multiply two stacks of matrices, float32, of which one may be a stack of one."""
+        """Multiply two stacks of float32 matrices; a stack of one matrix is broadcast."""
         a, b = (self.xp.ascontiguousarray(array) for array in (a, b))
         count, rows, columns = out.shape
         strides = (a[0].size if len(a) > 1 else 0, b[0].size if len(b) > 1 else 0, rows * columns)
@@ -152,9 +153,10 @@ def is_profitable(rows: int, columns: int, length: int, chip: Chip) -> bool:
 
 
 class SplitFullyConnected(BlasFullyConnected):
-    """FullyConnected in split precision.
+    """FullyConnected in split precision, or in float32 by cuBLAS.
 
-    In float32 by cuBLAS for weights whose range is too wide for it, and for inputs that are not aligned to 16 bytes.
+    cuBLAS computes it if the range of the weights is too wide for split precision, if the weights are no parameters, or
+    if the input is not aligned to 16 bytes.
     """
 
     def __init__(self, node: Node, rows: int, length: int, device: int, chip: Chip) -> None:
@@ -177,7 +179,7 @@ class SplitFullyConnected(BlasFullyConnected):
             self._parameters = split
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        """Return the launches."""
+        """Return the split-precision launches, or cuBLAS's call where split precision cannot be used."""
         if self._parameters is None or inputs[0].data.ptr % dense.ALIGNMENT:
             return super().bind(inputs, out, scratch)
         arrays = {**dict(zip(("x", "w", "bias"), inputs)), **self._parameters, "y": out}

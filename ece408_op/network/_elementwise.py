@@ -11,13 +11,13 @@ import numpy as np
 
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, number
 
-#: Fills the output, the last argument, from an array of its shape, which may be the output itself, by NumPy or CuPy.
+#: f(xp, x, out) fills ``out`` from x of the same shape, by NumPy or CuPy as xp; ``out`` may be x.
 Unary = Callable[[Any, Any, Any], Any]
 
 #: Constants of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017, equation 14).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-#: What a layer can apply to its output: the types of Activation, and relu6.
+#: The activations that a layer can apply to its output: the types of Activation, and relu6.
 ACTIVATIONS: dict[str, Unary] = {
     "relu": lambda xp, x, out: xp.maximum(x, np.float32(0), out=out),
     "sigmoid": lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),
@@ -27,10 +27,10 @@ ACTIVATIONS: dict[str, Unary] = {
     "relu6": lambda xp, x, out: xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
-#: A derivative, from NumPy or CuPy, the operands and the result; None is 1.
+#: f(xp, *operands, result) returns a partial derivative, by NumPy or CuPy as xp; None means 1.
 Derivative = Optional[Callable[..., Any]]
 
-#: NumPy's function of each operator, and its derivatives to all operands, as MXNet has them where two are equal.
+#: NumPy's function of each operator, and its derivative to each operand; where operands are equal, MXNet's choice.
 _FUNCTIONS: dict[str, tuple[str, Sequence[Derivative]]] = {
     "negative": ("negative", [lambda xp, x, y: np.float32(-1)]),
     "exp": ("exp", [lambda xp, x, y: y]),
@@ -55,7 +55,7 @@ _SCALAR_FIRST = {f"r{name}": _WITH_SCALAR[name] for name in ("minus", "div", "po
 
 @dataclass(frozen=True)
 class Activation(Operator):
-    """Activation, and the operators that are one type of it."""
+    """MXNet's Activation, and the operators that each compute one of its types."""
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
     inplace = True
@@ -71,7 +71,7 @@ class Activation(Operator):
 
 @dataclass(frozen=True)
 class LeakyReLU(Operator):
-    """LeakyReLU and its relatives."""
+    """MXNet's LeakyReLU: leaky, prelu, elu, selu, gelu, and rrelu (inference only)."""
 
     names = ("LeakyReLU",)
     inputs = ("data", "gamma")
@@ -138,7 +138,7 @@ class LeakyReLU(Operator):
 
 @dataclass(frozen=True)
 class Clip(Operator):
-    """The values between two numbers, and the nearer number for the others."""
+    """min(max(x, a_min), a_max)."""
 
     names = ("clip",)
     inplace = True
@@ -162,7 +162,7 @@ class Clip(Operator):
 
 
 class Function(Operator):
-    """A function of one array or of two: of one shape or, in the operators that say so, of shapes that broadcast."""
+    """An elementwise function of one array, or of two of the same shape; only ``broadcast_`` operators broadcast."""
 
     names = (
         *_UNARY,
@@ -175,7 +175,7 @@ class Function(Operator):
         return ("lhs", "rhs") if self.op.rpartition("_")[2] in _BINARY else ("data",)
 
     def _of(self, inputs: Sequence[Any]) -> tuple[str, Sequence[Derivative], Sequence[Any]]:
-        """Return NumPy's function, its derivatives, and its operands."""
+        """Return the name of NumPy's function, its derivatives to the inputs, and its operands."""
         return *_FUNCTIONS[self.op.rpartition("_")[2]], inputs
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
@@ -194,7 +194,7 @@ class Function(Operator):
 
 @dataclass(frozen=True)
 class WithScalar(Function):
-    """Arithmetic with a number."""
+    """Arithmetic of an array and a number."""
 
     names = tuple(f"_{name}_scalar" for name in (*_WITH_SCALAR, *_SCALAR_FIRST))
     scalar: float = number(1.0)
@@ -215,7 +215,7 @@ class Sum(Operator):
     variadic = inplace = True
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        # The output may be the memory of the first input, which is read first.
+        # Read the first input first: the output may share its memory.
         out[...] = inputs[0]
         for more in inputs[1:]:
             arrays.xp.add(out, more, out=out)
@@ -225,7 +225,7 @@ class Sum(Operator):
 
 
 def reduced_to(xp: Any, x: Any, shape: Shape) -> Any:
-    """Return the sums of x over the axes along which an array of that shape was broadcast, in float64."""
+    """Return x summed in float64 over the axes along which an array of ``shape`` was broadcast."""
     if x.shape == shape:
         return x
     lengths = (1,) * (x.ndim - len(shape)) + tuple(shape)

@@ -1,7 +1,7 @@
-"""Which values of a network are split activations, and the nodes that convert values from one form to the other.
+"""Decide which values of a network are split activations, and insert nodes that convert to and from float32.
 
-A split activation (``kernels.cuda.split_precision``) is what tensor cores read: each float32 as two 16-bit floats, in
-NHWC. Between layers that compute with them, no pass converts anything.
+A split activation (``kernels.cuda.split_precision``) is the format that the tensor-core kernels read: each float32 as
+two 16-bit floats, in NHWC. Between layers that compute split activations, no conversion is needed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ._network import Network, of_graph, read_values
 class SplitUse(Enum):
     """How a node can compute split activations."""
 
-    BETWEEN = "from split ones, between others that do"
-    PROFITABLE = "from split ones, and gains enough to convert them"
-    FROM_FLOAT32 = "from float32 values, which it converts itself"
+    BETWEEN = "from split activations, profitable only next to other nodes that use them"
+    PROFITABLE = "from split activations, profitable even if the input must be converted"
+    FROM_FLOAT32 = "from float32 values, which the node converts itself"
 
 
 #: Returns how a node can compute split activations, given the shapes of its inputs and of its output, or None.
 Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[SplitUse]]
-#: Bytes of the scale of an image.
+#: Bytes per image of a split activation's scales.
 SCALE_BYTES = 8
-#: The inputs that may be split; a node whose other inputs are no parameters computes in float32.
+#: The inputs that may be split. A node computes in float32 if one of its other inputs is not a parameter.
 _ACTIVATIONS = ("data", "residual")
 
 
 class Conversion(Operator):
-    """float32 values in NCHW to split activations (split), or back (join)."""
+    """Conversion of float32 values in NCHW to split activations (split), or back (join)."""
 
     names = ("split", "join")
 
@@ -70,7 +70,7 @@ def split_bytes(shape: Shape) -> int:
 def with_formats(
     network: Network, shapes: Mapping[int, Shape], accepts: Accepts
 ) -> tuple[Network, dict[int, Shape], frozenset[int]]:
-    """Return the network with nodes that convert, the shapes of its values, and those that are split activations."""
+    """Return the network with conversion nodes, the shapes of its values, and the values that are split activations."""
     reads = _split_nodes(network, shapes, accepts)
     old, nodes = network.graph.nodes, list[Node]()
     numbers: dict[tuple[int, bool], int] = {}  # of new nodes, by the old number and whether the value is split
@@ -82,7 +82,7 @@ def with_formats(
     def number_of(value: int, split: bool) -> int:
         if (value, split) in numbers:
             return numbers[value, split]
-        if not split and value not in reads:  # a view, which comes when something reads it
+        if not split and value not in reads:  # a view: added when its first reader needs it
             return copied(value)
         op, source = "split" if split else "join", Entry(number_of(value, not split))
         return add(Node(op, f"{old[value].name}_{op}", inputs=[source], operator=Conversion(op)), value, split)
@@ -105,9 +105,10 @@ def with_formats(
 
 
 def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts) -> dict[int, dict[int, int]]:
-    """Return the nodes that compute split activations: for each its activations, and the values that it reads for them.
+    """Return the nodes that compute split activations, each with a mapping from its activation inputs to values.
 
-    The value before a view, where the view has the same shape or a FullyConnected flattens it anyway.
+    The node reads those values instead: an input that is a view is replaced by the value before the view, if both have
+    the same shape or the reader is a FullyConnected that flattens. The mapping is empty for SplitUse.FROM_FLOAT32.
     """
     found: dict[int, dict[int, int]] = {}
     for value, node in network.operators:
@@ -122,7 +123,7 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
             found[value] = {}
         elif form is SplitUse.PROFITABLE or (form is not None and not found.keys().isdisjoint(sources.values())):
             found[value] = sources
-    # A node alone among others in float32 gains nothing.
+    # A node gains nothing if all nodes before and after it compute in float32.
     alone: Collection[int] = found
     while alone:
         read = {source for sources in found.values() for source in sources.values()}

@@ -1,6 +1,6 @@
 """Fusion: rewrites of a network's graph that compute the same function in fewer passes over memory.
 
-Each looks at a node and at one that feeds it, if nothing else reads the value in between.
+Each rewrite merges or exchanges a node and a node that feeds it, if nothing else reads the value in between.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from ._layers import Convolution, Pooling
 
 
 def fused(graph: Graph) -> Graph:
-    """Return the graph with a BatchNorm, an addition and an activation computed by the node before; all have operators.
+    """Return the graph with BatchNorms, additions and activations fused into the nodes before them.
 
-    First an activation that feeds a max-pooling moves behind it: a monotonic function of a maximum is the maximum of
-    the function's values, and behind a 2 x 2 pooling it is computed a quarter as often. Then each node joins one that
-    feeds it, where that node's operator can compute both.
+    All nodes have operators. First, an activation that feeds a max-pooling moves behind the pooling: a monotonic
+    function of a maximum is the maximum of the function's values, and behind a 2 x 2 pooling it is computed for a
+    quarter as many elements. Then each node is merged into a node that feeds it, if that node's operator can compute
+    both.
     """
     nodes = _activations_behind_maxima(graph)
     uses, dropped = graph.uses(), set()
     for index, node in enumerate(nodes):
-        # Of two terms, the later one joins: the other is computed by then.
+        # An addition is merged into the later one of its two terms, because the earlier one is computed by then.
         feeding = sorted({entry.node for entry in node.inputs}, reverse=True) if node.operator else []
         for before in feeding:
             joined = _joined(nodes, before, node) if uses[before] == 1 and nodes[before].operator else None
@@ -42,14 +43,14 @@ def _activations_behind_maxima(graph: Graph) -> list[Node]:
         before = source(index)
         maximum = isinstance(pool.operator, Pooling) and pool.operator.is_maximum
         if before is not None and maximum and isinstance(nodes[before].operator, (Activation, Clip)):
-            # The pooling now computes the value in between, which becomes smaller.
+            # The nodes exchange places: the value in between becomes the pooling's, which is smaller.
             nodes[index] = replace(nodes[before], inputs=[Entry(before)], origin=pool.origin)
             nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
     return nodes
 
 
 def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
-    """Return the node that computes ``before`` and the node that reads it, or None."""
+    """Return one node that computes both ``before`` and ``node``, which reads it, or None if there is none."""
     feeding, others = nodes[before], [entry for entry in node.inputs if entry.node != before]
     if feeding.epilogue is not None or len(others) != len(node.inputs) - 1:
         return None

@@ -1,4 +1,4 @@
-"""The choice of what computes each node on the GPU, made once for each batch size."""
+"""The choice of the implementation of each node on the GPU, made once per batch size."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, 
 from ._shaping import Softmax, SoftmaxOutput
 
 CUDNN = cudnn.KERNEL.name
-#: The fewest channels of a 1 x 1 convolution in float32 for cuBLAS: on an H200, the time of the plain kernel was 0.5 to
-#: 0.9 of cuBLAS's with up to 32 channels, and 3 times cuBLAS's with 256.
+#: The fewest channels of a 1 x 1 convolution in float32 for which cuBLAS is used. On an H200, the package's kernel took
+#: 0.5 to 0.9 times as long as cuBLAS with up to 32 channels, and 3 times as long with 256.
 _CUBLAS_CHANNELS = 64
 
-#: Returns the call of a convolution on x, w, output and scratch.
+#: Returns the call that computes a convolution, given x, w, output and scratch.
 Bind = Callable[[Any, Any, Any, Any], Call]
 
 
 class Chooser:
     """Chooses the computations of a network on one GPU. Nothing here needs the GPU itself, except cuDNN's plans.
 
-    impl: "auto" or "cudnn"; precision: of "auto" kernels; a ``New`` node that names its own overrides both.
+    impl: "auto" or "cudnn". precision: that of kernels chosen by "auto". A ``New`` node's own values override both.
     """
 
     def __init__(self, impl: str, precision: str, device: int, chip: Chip) -> None:
@@ -50,13 +50,13 @@ class Chooser:
         self.arrays = GpuArrays(device)
 
     def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
-        """Return how a node may compute split activations: see ``_formats.Accepts``."""
+        """Return how a node may compute split activations, or None: see ``_formats.Accepts``."""
         return None if self.impl == CUDNN else _split_layers.accepts(self.chip, node, inputs, output)
 
     def choose(
         self, node: Node, inputs: Sequence[Shape], output: Shape, reads_split: bool, computes_split: bool
     ) -> Computation:
-        """Return what computes a node, given the shapes of what it reads and of its output.
+        """Return the computation of a node, given the shapes of the values that it reads and of its output.
 
         Raises UnsupportedError if the implementation that the node names cannot compute it.
         """
@@ -78,9 +78,9 @@ class Chooser:
         return ArrayComputation(self.arrays, node)
 
     def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel:
-        """Return the kernel for a convolution node, or for a gradient of it; blocked_gemm supports all of them.
+        """Return the kernel for a convolution node, or for a gradient of it; blocked_gemm supports every problem.
 
-        Raises UnsupportedError if the implementation that the node names does not.
+        Raises UnsupportedError if the node names an implementation that does not support the problem.
         """
         operator = node.operator
         impl = operator.impl if operator.impl != dispatch.AUTO else self.impl
@@ -93,14 +93,14 @@ class Chooser:
         return kernel
 
     def may_use_cublas(self, node: Node, kernel: CudaKernel) -> bool:
-        """Return whether a float32 kernel was chosen, not named, so that cuBLAS may take its place."""
+        """Return whether cuBLAS may replace the kernel: it is a float32 kernel, and "auto" has chosen it."""
         return node.operator.impl == self.impl == dispatch.AUTO and kernel.arithmetic == "fp32"
 
 
 class ConvolutionComputation(Timed):
     """A convolution and, in one pass after it, its bias, addition and activation; ``name`` is the implementation's.
 
-    A BatchNorm after the convolution becomes part of the filters and of the bias when the parameters come.
+    ``prepare`` folds a BatchNorm after the convolution into the filters and the bias.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ConvolutionComputation(Timed):
         operator, inner = node.operator, prod(output[2:])
         shifted = not operator.no_bias or operator.norm is not None
         self._after = _passes.Epilogue(shifted, operator.residual, node.epilogue, output[1], inner, prod(output))
-        #: The filters and the bias with the BatchNorm in them.
+        #: The filters and the bias with the BatchNorm folded in, None without a BatchNorm.
         self._folded: tuple[Any, Any] | None = None
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -129,7 +129,7 @@ class ConvolutionComputation(Timed):
 
 
 def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Computation:
-    """Return a kernel on tensor cores or the named one, else cuBLAS for 1 x 1 filters, else another kernel."""
+    """Return the computation by a tensor-core or named kernel, else cuBLAS for 1 x 1 filters, else a float32 kernel."""
     operator, problem = node.operator, node.operator.problem(x)
     kernel = chooser.kernel(node, problem)
     if chooser.may_use_cublas(node, kernel):
@@ -137,7 +137,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
             bind = _pointwise(chooser.device, x, output)
             return ConvolutionComputation(node, output, bind, "cublas")
         if problem.needs == {PAD}:
-            # A plain kernel, on data with a copied border: there are more of those.
+            # Copy the data with a border of zeros: more kernels support convolutions without padding.
             rows, columns = operator.pad
             plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
             border = _passes.border(operator.pad, x)
@@ -148,7 +148,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
 def _by_kernel(
     chip: Chip, node: Node, output: Shape, kernel: CudaKernel, problem: ConvProblem, border: Program | None = None
 ) -> ConvolutionComputation:
-    """Return the convolution by a kernel, on images that are copied with a border where there is one."""
+    """Return the convolution by a kernel, which reads a copy of the images with a border of zeros if ``border``."""
     plan = kernel.plan(problem, chip, SCRATCH_ALIGNMENT)
     copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
 
@@ -165,7 +165,7 @@ def _by_kernel(
 
 
 def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
-    """A 1 x 1 convolution: for each image, filters (M, C) times pixels (C, H W)."""
+    """Return the call by cuBLAS of a 1 x 1 convolution: per image, filters (M, C) times pixels (C, H W)."""
     pixels = y[2] * y[3]
     sizes, strides = (y[1], pixels, x[1]), (0, x[1] * pixels, y[1] * pixels)
 
@@ -186,7 +186,7 @@ def _fully_connected(chooser: Chooser, node: Node, w: Shape, output: Shape) -> C
 
 
 class _Norm(Computation):
-    """BatchNorm: a factor and a number for each channel, computed when the parameters come."""
+    """BatchNorm at inference: a scale and a shift per channel, which ``prepare`` computes from the parameters."""
 
     def __init__(self, chooser: Chooser, node: Node, output: Shape) -> None:
         axis = node.operator.axis % len(output)

@@ -1,7 +1,7 @@
-"""Updates of parameters on GPUs, from gradients that a backward pass has left there or that are in MXNet's arrays.
+"""Update parameters on GPUs, from gradients that a backward pass left there or that are in MXNet's arrays.
 
-MXNet's arrays for gradients that stay on a GPU have a signalling NaN in each element: results computed from them are
-NaN, and arithmetic in place changes their bits.
+If a gradient stays on a GPU, every element of MXNet's array for it is a signalling NaN: results computed from the array
+are NaN, and arithmetic in place changes its bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._parameter_cache import ParameterCache, Updated, WriteCount
 from ._step import step, with_retry
 from ._updates import Rule, Update
 
-#: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
+#: The bits of the signalling NaN, and of the quiet NaN that arithmetic turns it into.
 _SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 #: The addresses of a parameter and its gradient on the host.
@@ -40,25 +40,26 @@ Addresses = tuple[int, int]
 
 
 class Deferred(NamedTuple):
-    """A gradient on a GPU for a later update, and what keeps its memory."""
+    """A gradient on a GPU for a later update, and the object that keeps its memory alive."""
 
     gpu: Gpu
     gradient: Any
     owner: Any
 
 
-#: Deferred gradients, and the numbers of their backward passes, by the addresses of their arrays, the oldest first. Not
-#: by the parameters' addresses: a KVStore updates its own copies of these. One update may be that of many networks.
+#: Deferred gradients with the numbers of their backward passes, by the addresses of their host arrays, oldest first.
+#: The parameters' addresses are no keys, because a KVStore updates its own copies of the parameters. One dictionary for
+#: all networks, since one update may be for several.
 pending: OrderedDict[int, tuple[int, Deferred]] = OrderedDict()
-#: The passes whose gradients stay: networks whose update never comes do not keep the GPU's memory.
+#: Gradients of older passes than this many are dropped, so that networks without updates do not fill the GPU's memory.
 MOST_PASSES = 64
 _passes = itertools.count()
-#: For changes of ``pending``.
+#: Held to change ``pending``.
 _lock = threading.Lock()
 
 
 def mark(gradients: Iterable[np.ndarray]) -> None:
-    """Fill the host's arrays of gradients that stay on a GPU."""
+    """Fill the host arrays of gradients that stay on a GPU with the signalling NaN."""
     for array in gradients:
         bits = array.reshape(-1).view(np.uint32)
         if not bits[0] == bits[-1] == _SENTINEL:
@@ -66,21 +67,21 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
 
 
 def defer(gradients: Mapping[int, Deferred]) -> None:
-    """Keep the gradients of one backward pass, by the addresses of their arrays, which are marked, for ``update``."""
+    """Keep the gradients of one backward pass for ``update``, by the addresses of their marked host arrays."""
     number = next(_passes)
     with _lock:
         for key in gradients:
-            pending.pop(key, None)  # the new one is the newest
+            pending.pop(key, None)  # so that the new entry comes last
         pending.update((key, (number, one)) for key, one in gradients.items())
         while pending and next(iter(pending.values()))[0] <= number - MOST_PASSES:
             pending.popitem(last=False)
 
 
 def move_from(owner: Any, gpus: Sequence[Gpu]) -> None:
-    """Copy the gradients that are in this owner's memory, which is wanted for the next step, to memory of their own.
+    """Copy pending gradients out of an owner's memory, which the next step needs, to separate memory.
 
-    They may be of parameters that are never updated. Those that have no room, or are on others than these GPUs, whose
-    locks the caller has, stay.
+    They may belong to parameters that are never updated. Gradients stay in place if there is no room for a copy, or if
+    they are on none of ``gpus``, whose locks the caller holds.
     """
     with _lock:
         for key, (number, one) in list(pending.items()) if owner else ():
@@ -91,7 +92,7 @@ def move_from(owner: Any, gpus: Sequence[Gpu]) -> None:
 
 
 class HostArrays(NamedTuple):
-    """A parameter and its gradient on the host: views of MXNet's arrays, addresses, and the gradient's bits."""
+    """Views of MXNet's arrays for a parameter and its gradient, their addresses, and the gradient's bits as uint32."""
 
     parameter: np.ndarray
     gradient: np.ndarray
@@ -100,9 +101,9 @@ class HostArrays(NamedTuple):
 
 
 class State:
-    """An optimiser's state for one parameter: float32 arrays, and the number of its updates.
+    """An optimiser's state for one parameter: float32 arrays, and the number of updates.
 
-    The arrays are on the host until the first update, then on a GPU. A pickled state has them on the host.
+    The arrays are on the host until the first update, then on a GPU. Pickling copies them to the host.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
@@ -113,10 +114,10 @@ class State:
         self._gpu: Gpu | None = None
         self.cache, self.gradient_writes = ParameterCache(), WriteCount()
         self._host: HostArrays | None = None
-        #: What pins the parameter, and the address of that.
+        #: The parameter's address, and the object that pins its memory.
         self._pinned: tuple[int, Pinned | None] = 0, None
-        #: The parameter and the gradient that have been examined, and an object for the call in which they were: to ask
-        #: MXNet's arrays takes microseconds.
+        #: The parameter and the gradient that the optimiser has checked, and an object that identifies the call which
+        #: did. Cached because each query of an MXNet array takes microseconds.
         self.examined: tuple[Any, Any, Any] = None, None, None
 
     @property
@@ -125,13 +126,13 @@ class State:
         return [array.shape for array in self._arrays]
 
     def on(self, gpu: Gpu) -> Sequence[Any]:
-        """Return the arrays on a GPU, the current one."""
+        """Return the arrays on ``gpu``, the current GPU."""
         if self._gpu is not gpu:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
 
     def host_arrays(self, addresses: Addresses) -> HostArrays:
-        """Return the arrays of the parameter and its gradient at these addresses; to make them takes microseconds."""
+        """Return the views at these addresses, cached because making them takes microseconds."""
         if self._host is None or self._host.addresses != addresses:
             is_empty = 0 in self.shape
             views = [np.empty(self.shape, np.float32) if is_empty else view_at(at, self.shape) for at in addresses]
@@ -139,7 +140,7 @@ class State:
         return self._host
 
     def pin(self, parameter: Any, host: HostArrays) -> None:
-        """Pin the parameter, MXNet's array, at its second update."""
+        """Pin the memory of ``parameter``, MXNet's array, at its second update at the same address."""
         at = host.addresses[0]
         if self._pinned[0] != at:
             self._pinned = at, None
@@ -157,7 +158,7 @@ class State:
 
 
 class Operand(NamedTuple):
-    """One parameter of an update: MXNet's arrays, and these on the host; learning rate and weight decay."""
+    """One parameter of an update: MXNet's arrays, views of them, the state, learning rate and weight decay."""
 
     parameter: Any
     gradient: Any
@@ -168,14 +169,14 @@ class Operand(NamedTuple):
 
 
 def update(rule: Rule, operands: Sequence[Operand]) -> None:
-    """Update parameters on the GPUs that have their gradients, the others on the first GPU.
+    """Update each parameter on the GPU that has its gradient, or on GPU 0 if the gradient is in MXNet's array.
 
-    Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
-    before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
-    had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
+    Raises ProblemError, before anything changes, if the array of a gradient on a GPU was changed, or if an earlier
+    update has used the gradient. Raises DeviceError, with the GPU's number, if a GPU fails: its parameters and states
+    are unchanged if it lacked memory, and otherwise may be partly updated. Other GPUs' parameters may be updated.
     """
     cached = [one.state.cache.begin(one.parameter) for one in operands]
-    # Of a gradient's array that was written once, by the backward pass, no element can have changed.
+    # If a gradient's array was written only once, by the backward pass, no element can have changed since.
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
         one.state.pin(one.parameter, one.host)
@@ -227,7 +228,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:
-    """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
+    """Return whether a gradient is on a GPU instead of in its array; raises ProblemError for a partly changed array."""
     if one and written_once and bits[0] == bits[-1] == _SENTINEL:
         return True
     deferred = bits == _SENTINEL if one else bits[:1] == _SENTINEL
@@ -235,7 +236,7 @@ def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> 
         return True
     if deferred.any() or (bits[: deferred.size] == _CHANGED).any():
         raise ProblemError(
-            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: that "
-            "pass ran twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
+            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: this "
+            "pass ran twice before the update or not at all, or something changed the arrays; pass gradients='cpu'"
         )
     return False

@@ -1,8 +1,8 @@
-"""Training passes as CUDA graphs: from its second step on, a network's launches are captured once and then repeated.
+"""Training passes as CUDA graphs: the second step of a network captures its launches, which later steps repeat.
 
 Python takes longer to queue the launches of a pass of ResNet-50 than the GPU takes to compute them. A graph reads and
-fills the same memory at each launch, which is therefore the network's own until the batch has another size twice in a
-row, or memory runs out.
+writes the same memory at each launch. So the network keeps this memory until the batch has another size twice in a row,
+or memory runs out.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class CaptureError(RetryError):
 
 
 class Pool:
-    """A pool of the GPUs' memory that is freed when its last array is gone, and not before.
+    """A pool of GPU memory that is freed when its last array is gone, and not before.
 
-    CuPy never frees what a pool leaves. Where there is no room, it frees what no array of the pool uses at the moment,
-    which launches that are captured do: so the pool's blocks have another owner too.
+    CuPy does not free a pool's memory with the pool. When memory runs out, CuPy frees blocks that no array uses at the
+    moment, but captured launches may use them: so this class holds references to all blocks too.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -49,7 +49,7 @@ class Pool:
 
     def _malloc(self, size: int) -> Any:
         memory, pointer = cuda.cupy().cuda, self._pool.malloc(size)
-        # A tuple lets its last element go first.
+        # A tuple releases its last element first: the pointer must go before the pool.
         owner = self, pointer
         return memory.MemoryPointer(memory.UnownedMemory(pointer.ptr, size, owner, pointer.device_id), 0)
 
@@ -59,7 +59,7 @@ class Pool:
             self.free()
 
     def free(self) -> None:
-        """Free what no array uses; no pass that is captured may be launched again."""
+        """Free the memory that no array uses; captured passes must not be launched afterwards."""
         self._blocks.clear()
         for gpu in self._gpus:
             with gpu.device:
@@ -67,11 +67,11 @@ class Pool:
 
 
 class GraphPass:
-    """One pass of one rank as a CUDA graph: its inputs on the GPU, of these shapes, and its launches."""
+    """One pass of one rank as a CUDA graph: its launches, and its inputs on the GPU, which have these shapes."""
 
     def __init__(self, pool: Pool, shapes: Sequence[Shape]) -> None:
         self._pool, self._shapes, self._inputs = pool, shapes, list[Any]()
-        #: Pinned memory for its inputs, if they are queued before the pass that they follow ends.
+        #: Pinned memory for the inputs, if the pass is queued behind another one that may still run.
         self.pinned: Sequence[np.ndarray] = ()
         self._graph: Any = None
         self._result: Any = None
@@ -80,7 +80,7 @@ class GraphPass:
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The arrays on the GPU, the current one."""
+        """The input arrays, allocated on the current GPU at the first call."""
         if not self._inputs:
             with self._pool.using():
                 self._inputs = [cuda.cupy().empty(shape, np.float32) for shape in self._shapes]
@@ -88,11 +88,11 @@ class GraphPass:
 
     @property
     def is_captured(self) -> bool:
-        """Whether ``launch`` can be called."""
+        """Whether the pass is captured and can be launched: its communicator, if any, is not aborted."""
         return self._graph is not None and not (self._communicator and self._communicator.aborted)
 
     def run(self, compute: Callable[[Sequence[Any]], Any], rank: Rank) -> Any:
-        """Launch what ``compute`` launches for the inputs, captured at the first call; return what it returned then."""
+        """Launch the graph of compute(inputs), captured at the first call; return the result of ``compute``."""
         if not self.is_captured:
             self._graph = None
 
@@ -108,51 +108,51 @@ class GraphPass:
         return self.launch(rank)
 
     def launch(self, rank: Rank) -> Any:
-        """Queue the captured launches on the rank's stream; return what ``compute`` returned."""
+        """Queue the captured launches on the rank's stream; return the result of ``compute`` at the capture."""
         rank.launch(self._graph)
         return self._result
 
 
 class Graphs:
-    """The passes of a network on data of one set of shapes, in a memory pool of their own."""
+    """The passes of a network on data of one set of shapes, in a separate memory pool."""
 
     def __init__(self, shapes: Hashable, gpus: Sequence[Gpu]) -> None:
         self.shapes, self._gpus = shapes, gpus
         for gpu in gpus:
             with gpu.device:
-                # The first step's memory is free for the passes.
+                # Free the first step's memory for the passes.
                 cuda.cupy().get_default_memory_pool().free_all_blocks()
         self._pool, self._passes = Pool(gpus), dict[Hashable, GraphPass]()
-        #: Whether a pass could not be captured. No other one is then: it would read what that one has filled.
+        #: Whether a pass could not be captured. Then no other pass is captured, since it would read that pass's memory.
         self.refused = False
-        #: The kind of the last step's backward pass, if it depends on labels alone.
+        #: The kind of the last step's backward pass, None if that pass read gradients to outputs.
         self.backward: Hashable = None
         #: Returns the forward pass whose values are in the memory, or None.
         self.user: Callable[[], Any] = lambda: None
 
     def of(self, rank: Rank, kind: Hashable, shapes: Sequence[Shape]) -> GraphPass:
-        """Return a rank's pass of a kind, for inputs of these shapes."""
+        """Return a rank's pass of a kind, for inputs of these shapes, made at the first call."""
         return self._passes.setdefault((rank.number, kind, *shapes), GraphPass(self._pool, shapes))
 
     def take_backward(self) -> Hashable:
-        """Return ``backward``, once."""
+        """Return ``backward``, and reset it to None."""
         kind, self.backward = self.backward, None
         return kind
 
     def refuse(self) -> None:
-        """Never repeat these passes."""
+        """Drop the passes, and make ``GraphCache.take`` return None for these shapes."""
         self.refused = True
         self.drop()
 
     def drop(self) -> None:
-        """Forget the passes, and free their memory but for the values of a forward pass."""
+        """Drop the passes, and free their memory except arrays that a forward pass still holds."""
         self._passes.clear()
         self._pool.free()
         self._pool = Pool(self._gpus)
 
 
 class GraphCache:
-    """Decides which steps of a network graphs repeat; the caller has the locks of the network's GPUs."""
+    """Decides which steps of a network use CUDA graphs; the caller holds the locks of the network's GPUs."""
 
     def __init__(self) -> None:
         self._last: Hashable = None
@@ -165,19 +165,22 @@ class GraphCache:
         return graphs.user() if graphs else None
 
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
-        """Return the graphs for data of these shapes; None for the first step, and while the memory is in use."""
+        """Return the graphs for data of these shapes; None unless the last step had these shapes too.
+
+        Also None while a forward pass uses the graphs' memory, and after a failed capture.
+        """
         again, self._last = self._last == shapes, shapes
         graphs = self._graphs
         if graphs and graphs.user() is not None:
             return None
         if again and not (graphs and graphs.shapes == shapes):
-            # The old ones' memory is free for the new ones.
+            # Free the memory of the old graphs for the new ones.
             self._graphs = graphs = None
             self._graphs = graphs = Graphs(shapes, gpus)
         return graphs if graphs and graphs.shapes == shapes and not graphs.refused else None
 
     def clear(self) -> None:
-        """Free the memory, but not before its forward pass is gone; any thread may call it."""
+        """Free the memory, as soon as no forward pass uses it; any thread may call this."""
         graphs = self._graphs
         if not (graphs and graphs.refused):
             self._graphs = self._last = None

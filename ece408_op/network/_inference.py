@@ -1,11 +1,12 @@
 """Inference on one or several GPUs of one host, whose shares of the images differ by at most one.
 
 Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
-bit, with a copy of what the GPUs have, while they compute; if they differ, the call sends them and computes again.
+bit, with host copies of the GPUs' parameters, while the GPUs compute. If they differ, the call sends the new ones and
+computes again.
 
-Where all data but small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
+If all data except small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
 all GPUs without waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend
-for the interpreter's lock at each CUDA call.
+for the GIL at each CUDA call.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from .engine import ChunkedBatch, Engine, copying_threads, sharing
 
 #: The fewest bytes of a transfer.
 LEAST_TRANSFER = 2 << 20
-#: cudaMemcpyDeviceToHost.
+#: The value of cudaMemcpyDeviceToHost.
 _TO_HOST = 2
 
 
 def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
-    """Return the place and the images of each GPU that gets some of a batch.
+    """Return the index and the images of each GPU that gets a part of a batch.
 
     Raises ProblemError if there are several GPUs and the network does not compute each image by itself.
     """
@@ -55,9 +56,9 @@ def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[
 
 
 def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | None = None) -> None:
-    """Run work(0), work(1), ..., in a thread for each GPU, or in fewer threads.
+    """Run work(0), work(1), ..., in one thread per GPU, or in ``threads`` threads.
 
-    A DeviceError gets the number of its GPU, in ``numbers``.
+    numbers: the GPUs' numbers. A DeviceError from work(i) is raised again with the number of GPU i in its message.
     """
 
     def named(part: int) -> None:
@@ -71,7 +72,7 @@ def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | 
 
 
 class Inference:
-    """Engines of one network on different GPUs, in the order in which they share the images."""
+    """Inference of one network by engines on different GPUs, which get consecutive parts of the images."""
 
     def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
         self._engines, self._numbers = engines, numbers
@@ -84,13 +85,13 @@ class Inference:
         pinned: Sequence[bool] = (),
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
+        """Fill the outputs from data and parameters: C-contiguous float32 arrays in the network's order.
 
-        parameters returns addresses: to make views of hundreds of arrays would take a millisecond. outputs returns the
-        outputs, which share no memory with the data, nor with the parameters if not all data is pinned. Both, and the
-        functions ``meanwhile``, are called once the first copies are queued, if the GPUs have what they need, since
-        that takes as long as these copies. pinned: whether each array of data is. Raises ProblemError as ``shares``,
-        and DeviceError, which names the GPU, if one fails or has no memory for one image.
+        parameters: returns addresses, because making views of hundreds of arrays would take a millisecond. outputs:
+        returns the outputs, which share no memory with the data, nor with the parameters unless all data is pinned.
+        Both, and the functions ``meanwhile``, take as long as the first copies; so they are called while these copies
+        run, if the GPUs have parameters and memory plans. pinned: whether each array of data is pinned. Raises
+        ProblemError as ``shares``, and DeviceError, which names the GPU, if a GPU fails or lacks memory for one image.
         """
         with suppress(cuda.NoRoomError):
             return self._run(data, parameters, outputs, pinned, meanwhile)
@@ -110,7 +111,7 @@ class Inference:
         parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], pinned) for gpu, mine in found]
         first = parts[0].engine
         with ExitStack() as locks:
-            # In one order, for networks whose lists of GPUs have others.
+            # By number, so that networks with different orders of GPUs cannot deadlock.
             for number in sorted(numbers):
                 locks.enter_context(parts[numbers.index(number)].gpu.lock)
             is_sent = bool(first.sent)
@@ -125,7 +126,7 @@ class Inference:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):
                         part.gpu.wait()
-                    # Times of the call would count as the next one's.
+                    # Otherwise this call's times would be added to the next call's.
                     part.engine.batches.clear()
                 raise
             for part in parts:
@@ -133,7 +134,7 @@ class Inference:
 
 
 def _prepare(parts: Sequence[_Share], numbers: Sequence[int], parameters: Sequence[np.ndarray]) -> None:
-    """Send the parameters, arrays that nobody changes, and make what computes the images, where GPUs have neither."""
+    """Prepare all GPUs (``_Share.prepare``): in parallel, unless all of them are ready."""
     ready = all(part.is_ready(parameters) for part in parts)
     on_each(lambda part: parts[part].prepare(parameters), numbers, 1 if ready else None)
 
@@ -145,7 +146,7 @@ def _computed(
     outputs: Callable[[], Sequence[np.ndarray]],
     meanwhile: Sequence[Callable[[], None]],
 ) -> bool:
-    """Compute all images; return whether parameters, at the addresses ``compared``, differ from those of the GPUs."""
+    """Compute all images; return whether the parameters at the addresses ``compared()`` differ from the GPUs' ones."""
 
     def each(work: Callable[[_Share], None], threads: int | None = 1) -> None:
         on_each(lambda part: work(parts[part]), numbers, threads)
@@ -153,7 +154,7 @@ def _computed(
     first = parts[0]
     if all(part.queues for part in parts):
         with ExitStack() as buffers:
-            # All GPUs' first copies come first: a launch takes longer than it takes to queue a copy.
+            # Queue the first copies of all GPUs before any launch: a launch takes longer than queueing a copy.
             for number in range(STAGES):
                 each(lambda part: part.copy_in(number))  # noqa: B023
             for part in parts:
@@ -170,7 +171,7 @@ def _computed(
     else:
         comparisons, differ = first.engine.comparisons(compared())
         checks, filled = [*meanwhile, *comparisons], outputs()
-        # The first GPU's threads compare the parameters, for all.
+        # The first GPU's threads compare the parameters for all GPUs.
         each(lambda part: part.compute(filled, checks if part is first else [], len(parts) > 1), None)
     return differ.is_set()
 
@@ -182,18 +183,18 @@ class _Share:
         self.engine, self.gpu, self.images = engine, engine.gpu, len(data[0])
         self._mine, self._data, self._pinned = mine, data, pinned
         self._shapes = [array.shape for array in data]
-        #: The events of the copies in, and of the ends, of chunks.
+        #: For each chunk, the events of its copies in, and the event of its end.
         self._copied: list[list[Any]] = []
         self._ends: list[Any] = []
-        #: Outputs in a staging buffer.
+        #: Views of a staging buffer for the outputs.
         self._staged: list[np.ndarray] = []
 
     def is_ready(self, parameters: Sequence[np.ndarray]) -> bool:
-        """Return whether ``prepare`` has nothing to do on the GPU."""
+        """Return whether the GPU has the parameters and the chunks, so that ``prepare`` is fast."""
         return self.engine.has(parameters) and self.engine.has_chunks(self._shapes)
 
     def prepare(self, parameters: Sequence[np.ndarray]) -> None:
-        """Send the parameters, and make what computes the images, if the GPU does not have them."""
+        """Send the parameters and make the chunks, unless the GPU has them. The engine keeps the parameter arrays."""
         with self.gpu.device, cuda.reported("network"):
             if not self.engine.has(parameters):
                 self.engine.send(parameters)
@@ -202,7 +203,7 @@ class _Share:
         if len(self.chunked.chunks) == 1:
             self._data = [array.reshape(1, -1) for array in self._data]
         #: Whether all work can be queued without waiting.
-        small = (array.nbytes < pinned.LEAST_BYTES for array in self._data)  # CUDA copies it at once from any memory
+        small = (array.nbytes < pinned.LEAST_BYTES for array in self._data)  # CUDA copies these without waiting
         ready = any(self._pinned) and all(map(or_, self._pinned, small))
         self.queues = ready and self._output_bytes() <= STAGING_BYTES
 
@@ -211,7 +212,7 @@ class _Share:
         return sum(output.nbytes for output in batch.outputs[0]) * ceil_div(self.images, batch.images)
 
     def copy_in(self, number: int) -> None:
-        """Queue the copies of a chunk's data, if there is a chunk of that number."""
+        """Queue the copies of a chunk's data to the GPU, if there is a chunk of that number."""
         if number >= len(self.chunked.chunks):
             return
         this, batch = self.chunked.chunks[number], self.chunked.batches[number]
@@ -223,7 +224,7 @@ class _Share:
 
     @contextmanager
     def staging(self) -> Iterator[None]:
-        """Have a staging buffer for the outputs until the end."""
+        """Use a staging buffer for the outputs within this context."""
         buffer, first = self.gpu.staging.get(), 0
         rows = sum(this.images - this.overlap for this in self.chunked.chunks)
         try:
@@ -250,7 +251,7 @@ class _Share:
             self._ends.append(gpu.stream.record())
 
     def finish(self, outputs: Sequence[np.ndarray]) -> None:
-        """Copy each chunk's outputs from the staging buffer, once they are there."""
+        """Wait for each chunk, and copy its outputs from the staging buffer."""
         targets = [array[self._mine].reshape(staged.shape) for array, staged in zip(outputs, self._staged)]
         for this, end in zip(self.chunked.chunks, self._ends):
             cuda.wait("network", end)
@@ -258,7 +259,7 @@ class _Share:
                 target[_new(this)] = staged[_new(this)]
 
     def compute(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
-        """Compute all chunks through a copy pipeline, whose threads do the checks while the GPU computes.
+        """Compute all chunks through a copy pipeline, whose threads run the checks while the GPU computes.
 
         several: whether other GPUs compute at the same time.
         """
@@ -267,8 +268,8 @@ class _Share:
             outputs = [array.reshape(1, -1) for array in outputs]
         copied = (*self._data, *outputs, *(self.engine.sent if checks else ()))
         threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
-        # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
-        # they are at least two, since their threads do not begin at the same time.
+        # Each thread copies an equal part of each chunk, in as few transfers as the staging buffers' size allows. With
+        # several GPUs, it uses at least two transfers, because the GPUs' threads do not begin at the same time.
         chunks = self.chunked.chunks
         part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in self._data), threads)
         transfers = max(1 + several, ceil_div(part, STAGING_BYTES))
@@ -279,12 +280,12 @@ class _Share:
 
 
 def _new(this: Chunk) -> slice:
-    """Return the images of a chunk that the one before does not have."""
+    """Return the images of a chunk without those that the chunk before has too."""
     return slice(this.first + this.overlap, this.first + this.images)
 
 
 class _Device:
-    """The GPU as the copy pipeline asks for it."""
+    """The copy pipeline's interface to the GPU."""
 
     def __init__(self, engine: Engine, chunked: ChunkedBatch) -> None:
         self._engine, self._gpu, self.staging = engine, engine.gpu, engine.gpu.staging

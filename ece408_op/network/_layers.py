@@ -35,7 +35,7 @@ from ._definition import (
 
 @dataclass(frozen=True)
 class Convolution(Operator):
-    """Convolution of x (B, C, H, W) with w (M, C / G, K, L), and a bias (M,); then a BatchNorm, then an addition."""
+    """Convolution of x (B, C, H, W) with w (M, C / G, K, L), and a bias (M,); fusion can add a BatchNorm and a sum."""
 
     names = ("Convolution",)
     inputs = ("data", "weight", "bias")
@@ -66,21 +66,21 @@ class Convolution(Operator):
         return (*self.inputs[: 2 if self.no_bias else 3], *norm, *(("residual",) if self.residual else ()))
 
     def followed_by(self, other: Operator, first: bool, constant: bool) -> Convolution | None:
-        """Return the operator that computes this one and then ``other``, or None.
+        """Return an operator that computes this convolution and then ``other``, or None if there is none.
 
-        Its inputs are this one's, then those of ``other`` without the one in between, which is the first if ``first``.
-        constant: all inputs but this one's first are parameters.
+        Its inputs are those of this convolution, then those of ``other`` except this convolution's output. first: that
+        output is the first input of ``other``. constant: all inputs except this convolution's data are parameters.
         """
         if isinstance(other, BatchNorm) and first and constant and other.axis == 1 and not (self.norm or self.residual):
             return replace(self, norm=other)
         return replace(self, residual=True) if other.op == "elemwise_add" and not self.residual else None
 
     def problem(self, x: Shape) -> ConvProblem:
-        """Return the layer for our kernels, for data of shape x."""
+        """Return the convolution problem for the package's kernels, for data of shape x."""
         return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
 
     def folded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
-        """Return filters and bias with the BatchNorm in them, computed in float64 and rounded once."""
+        """Return float32 filters and bias with the BatchNorm folded in, computed in float64 and rounded once."""
         assert self.norm, "an operator that fusion gave a BatchNorm"
         scale, shift = self.norm.factors(self.norm_inputs(inputs))
         if not self.no_bias:
@@ -119,10 +119,10 @@ class New(Convolution):
 
 @dataclass(frozen=True)
 class Deconvolution(Convolution):
-    """The data gradient of a Convolution with w (C, M / G, K, L): x is the gradient to that one's output; then a bias.
+    """The data gradient of a Convolution with w (C, M / G, K, L), whose output has x as its gradient; then a bias.
 
-    MXNet's Deconvolution, Gluon's Conv2DTranspose. ``adj`` rows and columns are added at the output's end;
-    ``target_shape``, if it is given, is the output's rows and columns, and decides ``pad`` and ``adj``.
+    This is MXNet's Deconvolution, Gluon's Conv2DTranspose. ``adj`` rows and columns are added at the output's end. A
+    given ``target_shape`` is the output's rows and columns, and determines ``pad`` and ``adj``.
     """
 
     names = ("Deconvolution",)
@@ -132,7 +132,7 @@ class Deconvolution(Convolution):
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if not all(output[1:]):
-            raise Unsupported(f"pad, target_shape: expected an output of some pixels, got {output[2:]}")
+            raise Unsupported(f"pad, target_shape: expected at least one row and column of output, got {output[2:]}")
 
     def problem(self, x: Shape) -> ConvProblem:
         axes = zip(x[2:], self.stride, self.dilate, self.kernel)
@@ -153,7 +153,7 @@ class Deconvolution(Convolution):
 
 @dataclass(frozen=True)
 class FullyConnected(Operator):
-    """The product of x, flattened but for its first axis or, without ``flatten``, in its last axis, with w^T."""
+    """x w^T + bias; ``flatten`` reshapes x to (B, length), else w^T applies to the last axis of x."""
 
     names = ("FullyConnected",)
     inputs = ("data", "weight", "bias")
@@ -192,8 +192,8 @@ class BatchNorm(Operator):
     """BatchNorm: y = gamma (x - mean) / sqrt(variance + eps) + beta along an axis.
 
     At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015). Fusion in
-    training adds the bias of the convolution before it as a last input: the batch's mean cancels that, so it changes
-    the moving mean alone, and its gradient is zero.
+    training adds the preceding convolution's bias as a last input: subtracting the batch's mean cancels the bias, which
+    therefore changes only the moving mean, and its gradient is zero.
     """
 
     names = ("BatchNorm",)
@@ -232,7 +232,7 @@ class BatchNorm(Operator):
 class Pooling(Operator):
     """Pooling of x (B, C, H, W).
 
-    With the convention ``full`` there is one more output where the last window reaches over the edge.
+    With the convention ``full``, the number of outputs is rounded up: the last window may reach over the edge.
     """
 
     names = ("Pooling",)
@@ -259,7 +259,7 @@ class Pooling(Operator):
             raise Unsupported(f"pad: expected less than the window's {self.kernel}, got {self.pad}")
 
     def fitted(self, x: Sequence[int]) -> Pooling:
-        """Return the same pooling for images (B, C, H, W) with the window's size, if that is the whole image."""
+        """Return this pooling with an explicit window: the whole image (B, C, H, W) if it is global."""
         if not self.global_pool:
             return self
         whole = (x[2], x[3])
@@ -270,7 +270,7 @@ class Pooling(Operator):
         if len(x) != 4:
             raise Unsupported(f"data: expected 4 dimensions, got shape {x}")
         fitted = self.fitted(x)
-        # MXNet's maximum of no element is the lowest float32.
+        # For a window outside the image, MXNet returns the lowest float32.
         lasts = [(count - 1) * s - pad for count, s, pad in zip(output[2:], fitted.stride, fitted.pad)]
         if any(last >= length for last, length in zip(lasts, x[2:])):
             raise Unsupported(f"pooling_convention: expected windows that touch the image, got one at {tuple(lasts)}")

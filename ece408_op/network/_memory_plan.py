@@ -1,4 +1,4 @@
-"""Where the values of a network lie in memory, for one batch size.
+"""The memory plan of a network for one batch size: an offset for each value in one block.
 
 One block of memory stores all values between the layers. A value lives from the node that computes it to the last node
 that reads it; values that do not live at the same time may overlap. The largest are placed first, each as low as the
@@ -25,8 +25,10 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """shapes: of all values. offsets: in bytes in the block, of the values in it. given: for a value that is a view of
-    data or of a parameter, that variable's value. scratch: the offset of a node's own memory. bytes: of the block.
+    """The places of all values in memory.
+
+    shapes: those of all values. offsets: byte offsets in the block, of the values in it. given: for data, a parameter
+    or a view of one, the variable's number. scratch: byte offsets of nodes' scratch memory. bytes: the block's size.
     """
 
     shapes: Mapping[int, Shape]
@@ -39,8 +41,8 @@ class MemoryPlan:
 def splits(network: Network, data: Mapping[str, Shape]) -> bool:
     """Return whether images are computed independently, and are the first axis of all data and outputs.
 
-    Compares the shapes with those for one image more: every value that depends on the data must be larger by one in its
-    first axis and nowhere else.
+    The function compares all shapes with those for one image more: every value that depends on the data must be larger
+    by one in its first axis and equal in the others.
     """
     if not data or any(not shape for shape in data.values()):
         return False
@@ -71,7 +73,7 @@ def plan(
     scratch: Mapping[int, int] | None = None,
     sizes: Mapping[int, int] | None = None,
 ) -> MemoryPlan:
-    """Place all values, and the scratch memory of each node, in bytes. sizes: of values that are not float32 arrays."""
+    """Place all values and each node's scratch memory. sizes: the bytes of values that are not float32 arrays."""
     bytes_of = {value: ITEM_BYTES * prod(shape) for value, shape in shapes.items()} | dict(sizes or {})
     last = {value: number for number, node in network.operators for value in [number, *read_values(node)]}
     last.update(dict.fromkeys(network.outputs, len(network.graph.nodes)))
@@ -93,7 +95,7 @@ def plan(
             lives[number] = [number, last[number]]
         elif owner in lives:
             lives[owner][1] = max(lives[owner][1], last[number])
-    # Scratch memory is a value that lives for its node alone; its key is below zero.
+    # Scratch memory is a value that lives only during its node; its key is negative.
     wanted = [(bytes_of[value], first, end, value) for value, (first, end) in lives.items()]
     wanted += [(count, number, number, -1 - number) for number, count in (scratch or {}).items() if count]
     offsets, total = _place(wanted)

@@ -1,6 +1,6 @@
-"""A network: a graph with operators, and the part that each of its variables plays.
+"""A network: a graph with operators, whose variables are sorted into data, parameters, labels and states.
 
-A value has the number of the node that computes it, or of its variable.
+The number of a value is that of the node that computes it, or of its variable.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CACHED = 32
 
 @dataclass(frozen=True)
 class Network:
-    """A graph in the order of its computation; each operator's node has ``operator``.
+    """A graph in the order of its computation, whose operator nodes all have ``operator`` set.
 
-    data: variables without a shape; parameters: variables with one, states among them; labels: variables that inference
-    does not read. All are numbers of nodes, in MXNet's order. text: the graph before fusion, for MXNet, to whose nodes
-    ``origin`` refers.
+    data: variables without a shape. parameters: variables with a shape, including states. labels: variables that
+    inference does not read. All are numbers of nodes, in MXNet's order. text: the JSON of the graph before fusion, from
+    which MXNet infers shapes; ``Node.origin`` is a node's number in it.
     """
 
     graph: Graph
@@ -71,7 +71,7 @@ class Network:
         return tuple(integers(self.graph.nodes[parameter].attrs[SHAPE]) or ())
 
     def infer(self, data: Mapping[str, Shape]) -> dict[int, Shape]:
-        """Return the shape of every value; raises GraphError, which names the node, if the data do not fit."""
+        """Return the shape of every value; raises GraphError, which names the node, if the data's shapes do not fit."""
         variables = [self.graph.nodes[number] for number in self.data]
         of_origins = _inferred(self.text, tuple((one.origin, tuple(data[one.name])) for one in variables))
         shapes = {number: of_origins[node.origin] for number, node in enumerate(self.graph.nodes)}
@@ -83,7 +83,7 @@ class Network:
         return shapes
 
     def fused(self) -> Network:
-        """Return the network with normalizations, additions and activations computed by the nodes before them."""
+        """Return the network with normalizations, additions and activations fused into the nodes before them."""
         return of_graph(_fusion.fused(self.graph), self.text)
 
 
@@ -93,7 +93,7 @@ def described(node: Node) -> str:
 
 
 def read_values(node: Node) -> list[int]:
-    """Return the values that a node reads."""
+    """Return the values that a node reads at inference."""
     names = node.operator.input_names(len(node.inputs))
     return [entry.node for entry, name in zip(node.inputs, names) if name not in node.operator.ignored]
 
@@ -127,17 +127,17 @@ def parse(text: str) -> Network:
     if problems:
         raise GraphError(
             f"{_WHERE}: expected nodes that gpu_network supports, got {len(problems)} that it does not: "
-            f"{'; '.join(problems)}. Change them, or let MXNet compute them between parts that each are a gpu_network"
+            f"{'; '.join(problems)}. Change them, or let MXNet compute them between separate gpu_network nodes"
         )
     names = [node.name for node in graph.nodes if node.op == VARIABLE]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise GraphError(f"{_WHERE}: expected variables of different names, got several called {', '.join(twice)}")
+        raise GraphError(f"{_WHERE}: expected variables of different names, got several named {', '.join(twice)}")
     return of_graph(graph.ordered(), text)
 
 
 def of_graph(graph: Graph, text: str) -> Network:
-    """Return the network of a graph with operators; ``text`` as Network's."""
+    """Return the network of a graph whose nodes have operators; ``text`` as in Network."""
     read = {head.node for head in graph.heads}
     states: set[int] = set()
     for node in graph.nodes:
@@ -158,9 +158,9 @@ def of_graph(graph: Graph, text: str) -> Network:
 
 
 def _text(graph: Graph) -> str:
-    """Return the graph as MXNet 1.9.1 writes it, with each node's first output as an output of the graph.
+    """Return the graph as JSON of MXNet 1.9.1, with each node's first output as an output of the graph.
 
-    Any name of a variable would be a keyword of MXNet's functions.
+    Variables are renamed: MXNet's shape inference takes their names as keywords, which could clash with its arguments.
     """
     nodes = [replace(n, name=f"value{i}") if n.op == VARIABLE else n for i, n in enumerate(graph.nodes)]
     heads = [Entry(number) for number in range(len(nodes))]
@@ -169,15 +169,15 @@ def _text(graph: Graph) -> str:
 
 @lru_cache(maxsize=4 * _CACHED)
 def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
-    """Return the shapes that MXNet infers for all nodes of a graph, from those of the data by their numbers."""
+    """Return the shapes that MXNet infers for all nodes of a graph; data: the numbers and shapes of the data."""
 
     def infer() -> list[Shape]:
         import mxnet as mx
 
         got = ", ".join(str(shape) for _, shape in data)
         try:
-            # For MXNet's older operators a length of 0 and a shape of no dimensions are unknown, unless it is asked to
-            # see them as mx.np does. Not infer_shape, which prints its arguments where it fails.
+            # np_shape makes MXNet take a length of 0 and a shape () as known also for operators outside mx.np.
+            # infer_shape would print its arguments on failure.
             with mx.util.np_shape(True):
                 _, shapes, _ = _symbol(text)._infer_shape_impl(False, **{f"value{n}": shape for n, shape in data})
         except mx.MXNetError as error:
@@ -187,8 +187,8 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
             raise GraphError(f"{_WHERE}: expected the shapes of all data and labels, got {got}; give all of them")
         return [tuple(shape) for shape in shapes]
 
-    # In another thread: MXNet's functions have memory for results per thread, and one that infers the shapes of a whole
-    # network may be the caller.
+    # In another thread: MXNet keeps a function's results in memory per thread, and the caller may itself be inside an
+    # MXNet shape inference.
     return run_in_other_thread(infer)
 
 

@@ -16,7 +16,7 @@ _CLASSES: list[type[Operator]] = [
 ]
 OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}
 
-#: Operators of mx.np by the ones of mx.nd that compute the same, and attributes that have another name there.
+#: The operators of mx.np with the equivalent ones of mx.nd, and the attributes that have another name in mx.np.
 _LONG = {"subtract": "sub", "multiply": "mul", "true_divide": "div"} | {name: name for name in ("add", "power")}
 _SHORT = {"add": "plus", "subtract": "minus"}
 _NUMPY = {
@@ -39,5 +39,5 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
         raise Unsupported("unsupported operator")
     no_axes = attrs.get("axis", "None").strip("()[] ") in ("None", "")
     if name != op and name in ("mean", "sum", "max", "min", "Concat") and no_axes:
-        raise Unsupported("axis: expected axes, got none, for which mx.np has another result than mx.nd")
+        raise Unsupported("axis: expected axes, got none, for which mx.np and mx.nd return different results")
     return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})

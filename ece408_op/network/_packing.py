@@ -1,4 +1,4 @@
-"""Small arrays one after another in one buffer: Python takes about 50 microseconds per copy, whatever its size."""
+"""Pack small arrays into one buffer, because Python takes about 50 microseconds per copy, whatever the size."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ SMALL_BYTES = 256 << 10
 
 
 class Packing:
-    """Float32 arrays of these shapes as the large ones among them and, last, a flat one with all others."""
+    """The packed form of float32 arrays of these shapes: the large arrays and, last, a flat array with all others.
+
+    shapes: those of the packed arrays.
+    """
 
     def __init__(self, shapes: tuple[Shape, ...]) -> None:
-        #: The shape of each array, and its first element's index in the flat one, -1 for a large one.
+        #: The shape of each array, and the index of its first element in the flat array, -1 for a large array.
         self._offsets: list[tuple[Shape, int]] = []
-        #: Views of the last flat arrays on the host, by address: to make hundreds takes as long as to fill them.
+        #: Views of the last flat host arrays, by address, cached because making hundreds takes as long as filling them.
         self._views: BoundedDict[int, list[np.ndarray]] = BoundedDict(8)
         size = 0
         for shape in shapes:
             small = ITEM_BYTES * prod(shape) <= SMALL_BYTES
             self._offsets.append((tuple(shape), size if small else -1))
             size += round_up(prod(shape), SCRATCH_ALIGNMENT // ITEM_BYTES) if small else 0
-        # Never empty, so that there is always something to copy.
+        # The flat array is never empty, so that callers can always copy it.
         self.shapes = [*(shape for shape, offset in self._offsets if offset < 0), (max(1, size),)]
 
     def large(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the large ones among the arrays."""
+        """Return those of the arrays that count as large."""
         return [array for array, (_, offset) in zip(arrays, self._offsets) if offset < 0]
 
     def copy_small(self, arrays: Sequence[np.ndarray], flat: np.ndarray, out: bool = False) -> None:
-        """Copy the small ones among NumPy's arrays to the flat one, or from there."""
+        """Copy the small ones of the NumPy arrays to the flat array, or with ``out`` from the flat array."""
         views = self._views.get(address(flat))
         if views is None:
             views = self._views[address(flat)] = self._small_views(flat)
@@ -54,7 +57,7 @@ class Packing:
                 view[...] = array
 
     def packed(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the large ones among CuPy's arrays, and a flat one with copies of the others."""
+        """Return the large ones of the CuPy arrays, and a flat array with copies of the others."""
         flat = cuda.cupy().zeros(self.shapes[-1], np.float32)
         small = (array for array, (_, offset) in zip(arrays, self._offsets) if offset >= 0)
         for array, view in zip(small, self._small_views(flat)):
@@ -62,7 +65,7 @@ class Packing:
         return [*self.large(arrays), flat]
 
     def unpacked(self, packed: Sequence[Any]) -> list[Any]:
-        """Return the arrays in their order, the small ones as views of the flat one."""
+        """Return the arrays in their original order, the small ones as views of the flat array."""
         *large, flat = packed
         rest, views = iter(large), iter(self._small_views(flat))
         return [next(rest if offset < 0 else views) for _, offset in self._offsets]
@@ -75,5 +78,5 @@ packing_of_shapes = lru_cache(maxsize=64)(Packing)
 
 
 def packing_of(arrays: Sequence[Any]) -> Packing:
-    """Return the packing of arrays like these."""
+    """Return the packing for arrays of these arrays' shapes."""
     return packing_of_shapes(tuple(array.shape for array in arrays))

@@ -1,4 +1,4 @@
-"""The launches of ``passes.cu`` and ``pooling.cu``: the definitions in front of the text, and the number of blocks."""
+"""The programs of ``passes.cu``, ``pooling.cu`` and ``training.cu``: macro definitions, source text and grid size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._schedule import Call
 
 _FOLDER = Path(__file__).parent
 _THREADS = 256
-#: The largest grid; each thread computes further elements in turn.
+#: The most blocks; each thread computes further elements in a grid-stride loop.
 _BLOCKS = 1 << 20
 
 #: The activations in CUDA C++, for a float v. A NaN stays a NaN.
@@ -31,7 +31,7 @@ ACTIVATIONS = {
     "softrelu": "((v) > 20.f ? (v) : log1pf(expf(v)))",
     "softsign": "((v) / (1.f + fabsf(v)))",
 }
-#: Their derivatives, from the output y.
+#: The activations' derivatives, computed from the activation's output y.
 DERIVATIVES = {
     "relu": "((y) > 0.f ? 1.f : 0.f)",
     "sigmoid": "((y) * (1.f - (y)))",
@@ -39,7 +39,7 @@ DERIVATIVES = {
     "softrelu": "(-expm1f(-(y)))",
     "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
 }
-#: A thread of a pooling's gradient computes at most this many windows, and elements, at once.
+#: The most windows, and the most elements, that a thread of a pooling's gradient computes in a patch.
 _WRITTEN = 16
 #: The names of a pooling's sizes in pooling.cu.
 _POOL_SIZES = (
@@ -59,10 +59,10 @@ def program(
     vector: int = 1,
     grid: tuple[int, int] | None = None,
 ) -> cuda.Program:
-    """Return the program of one launch of a function in a file, behind the definitions.
+    """Return the program of one launch of the kernel ``entry`` in a file, with macro definitions in front of the text.
 
-    elements: what the function counts; a thread computes ``vector`` at a time, and further ones in turn. grid: blocks
-    of a function that counts in another way.
+    elements: the number of elements; a thread computes ``vector`` of them per step of a grid-stride loop. grid: the
+    blocks, for a kernel that is not launched by elements.
     """
     index = "unsigned long long" if elements >= 1 << 31 else "unsigned int"
     defines = {"INDEX": index, "VECTOR": vector, **defines}
@@ -76,13 +76,13 @@ def program(
 
 
 def argmax_type(fitted: Pooling) -> Any:
-    """Return the type that numbers a window's elements; its largest number means none."""
+    """Return the type of an element's number in a window, uint8 or int32; -1 cast to it means a maximum of NaN."""
     return np.uint8 if prod(fitted.kernel) < 256 else np.int32
 
 
 @lru_cache(maxsize=1024)
 def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_argmax: bool = False) -> cuda.Program:
-    """Return the pooling of x (B, C, H, W) into y; arrays x, y and, if asked for, argmax."""
+    """Return the program of the pooling of x (B, C, H, W) into y; arrays x, y and with ``save_argmax`` argmax."""
     defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": int(save_argmax)}
     arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
     return program("pooling.cu", "pool", arguments, prod(y), defines)
@@ -90,7 +90,7 @@ def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_arg
 
 @lru_cache(maxsize=1024)
 def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> cuda.Program:
-    """Return the gradient of a pooling; arrays argmax, y, dy and out."""
+    """Return the program of the gradient of a pooling; arrays argmax, y, dy and out."""
     defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": 0}
     count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
     return program("pooling.cu", "pool_gradient", ("argmax", "y", "dy", "out", np.int64(count)), count, defines)
@@ -125,12 +125,12 @@ def affine(
     shifted: bool = True,
     residual: bool = False,
 ) -> cuda.Program:
-    """y = activation(x scale + shift + residual) for each channel; y may be x.
+    """Return the program of y = activation(x scale + shift + residual) with a scale and a shift per channel.
 
-    Arrays x and y, and those of scale, shift and residual that are asked for.
+    Arrays x and y, and those of scale, shift and residual that are asked for. y may be x.
     """
     asked = {"scale": scaled, "shift": shifted, "residual": residual}
-    # Where an array is not asked for, it is not read.
+    # x takes the place of an array that the kernel does not read.
     arrays = ("x", *(name if one else "x" for name, one in asked.items()), "y")
     flags = {"SCALED": int(scaled), "SHIFTED": int(shifted), "RESIDUAL": int(residual)}
     defines = {"CHANNELS": channels, "INNER": inner, **flags}
@@ -138,20 +138,20 @@ def affine(
 
 
 def border(pad: tuple[int, int], x: Shape) -> cuda.Program:
-    """x (B, C, H, W) with zeros around each image of each channel; arrays x, y."""
+    """Return the program that pads each channel of x (B, C, H, W) with zeros on all sides; arrays x, y."""
     defines = {"BORDER": 1, "H": x[2], "W": x[3], "PAD_ROWS": pad[0], "PAD_COLUMNS": pad[1]}
     elements = x[0] * x[1] * (x[2] + 2 * pad[0]) * (x[3] + 2 * pad[1])
     return program("passes.cu", "border", ("x", "y", np.int64(elements)), elements, defines)
 
 
 def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> cuda.Program:
-    """Softmax of each row of ``length`` elements, computed by a warp; arrays x, y."""
+    """Return the program of the softmax of each row of ``length`` elements, one warp per row; arrays x, y."""
     arguments = ("x", "y", np.float32(temperature), np.int64(rows))
     return program("passes.cu", "softmax", arguments, 32 * rows, {"N": length, "LOGARITHM": int(logarithm)})
 
 
 class Epilogue:
-    """A shift for each channel, an array that is added, and an activation, in one pass over a layer's output."""
+    """A shift per channel, a residual and an activation, each optional, in one pass over a layer's output."""
 
     def __init__(
         self, shifted: bool, residual: bool, activation: str | None, channels: int, inner: int, elements: int
@@ -161,7 +161,7 @@ class Epilogue:
         self._pass = affine(channels, inner, elements, activation, **options) if wanted else None
 
     def bind(self, out: Any, shift: Any = None, residual: Any = None) -> Call | None:
-        """Return the call for an output in place, or None where there is nothing to do."""
+        """Return the call that changes ``out`` in place, or None if the epilogue is empty."""
         if self._pass is None:
             return None
         given = {"x": out, "shift": shift, "residual": residual, "y": out}

@@ -1,4 +1,4 @@
-"""A network for one batch size: what computes each node, where the values lie, and the calls that compute them."""
+"""A network for one batch size: each node's computation, the values' places in memory, and the calls in order."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_format
 from ._memory_plan import ALIGNMENT, plan
 from ._network import Network, read_values
 
-#: Queues work on the current stream, or does it at once.
+#: Queues work on the current stream, or computes synchronously.
 Call = Callable[[], None]
-#: The CUDA events before and after a call, and what queues a call between two events.
+#: The CUDA events before and after a call; and a function that queues a call between two events.
 Interval = tuple[Any, Any]
 Measure = Callable[[Call], Interval]
 
 
 class Computation:
-    """What computes one node for one batch size, in ``scratch`` bytes of memory besides inputs and output."""
+    """The computation of one node for one batch size, with ``scratch`` bytes of temporary memory."""
 
     scratch = 0
-    #: Whether the call only queues launches, memsets and copies, always the same ones.
+    #: Whether every call queues the same launches, memsets and copies and does nothing else, as a CUDA graph requires.
     repeatable = True
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Compute what depends on parameters alone; inputs that are no parameters are None."""
+        """Compute the data that depend only on parameters; inputs that are not parameters are None."""
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        """Return the call that fills the output from these arrays, any number of times, as prepared last.
+        """Return a call that fills the output from these arrays, with the parameters of the last ``prepare``.
 
-        scratch: a flat float32 array, None if there is none.
+        The call may run any number of times. scratch: a flat float32 array, None if no scratch is needed.
         """
         raise NotImplementedError
 
 
 class ArrayComputation(Computation):
-    """A node computed by its operator's own method, with a library of arrays, and then its epilogue."""
+    """A node computed by its operator's ``compute`` with an array library, and then its epilogue."""
 
     repeatable = False
 
@@ -59,15 +59,15 @@ class ArrayComputation(Computation):
 
 
 class Timed(Computation):
-    """A convolution whose runs ``op_times`` reports; ``name`` is the implementation's."""
+    """A convolution whose run times ``op_times`` reports; ``name`` is the implementation's."""
 
     name = ""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        #: How to time the next runs; None: not at all.
+        #: Times the next runs; None: they are not timed.
         self.measure: Measure | None = None
-        #: The timed runs that nobody has asked for yet.
+        #: The timed runs that ``Batch.taken`` has not read yet.
         self.intervals: list[Interval] = []
 
     def timed(self, convolve: Call) -> Call:
@@ -83,7 +83,7 @@ class Timed(Computation):
 
 
 class ProgramComputation(Computation):
-    """A node without parameters that is one launch."""
+    """A node without parameters that one program computes."""
 
     def __init__(self, program: cuda.Program) -> None:
         self._program = program
@@ -94,9 +94,9 @@ class ProgramComputation(Computation):
 
 
 def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
-    """Return the arrays by the names that programs have for them: x, x1, ..., y, and x_scales, scales1, ..., y_scales.
+    """Return the arrays by their names in programs: x, x1, ..., y.
 
-    The latter for split activations.
+    For split activations, the scales are x_scales, scales1, ..., y_scales.
     """
     names = [("x", "x_scales"), *((f"x{number}", f"scales{number}") for number in range(1, len(inputs)))]
     found: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
 
 
 def in_order(*calls: Call | None) -> Call:
-    """Return one call for several; None does nothing."""
+    """Return one call that makes several calls in order; a None is skipped."""
     some = [call for call in calls if call is not None]
 
     def call() -> None:
@@ -119,8 +119,8 @@ def in_order(*calls: Call | None) -> Call:
 class Schedule:
     """A network for one batch size.
 
-    ``choose`` returns what computes a node with these input and output shapes, which reads split activations or not,
-    and computes them or not; ``accepts`` is _formats.Accepts.
+    choose: returns the computation of a node, given its input shapes, its output shape, whether it reads split
+    activations and whether it computes them (``Chooser.choose``). accepts: see ``_formats.Accepts``.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Schedule:
     ) -> None:
         self.network, shapes, self._split = with_formats(network, shapes, accepts)
         variables = (*network.data, *network.parameters)
-        #: The numbers of data and parameters in the network that was given.
+        #: The numbers that data and parameters have in the argument ``network``.
         self._given = dict(zip((*self.network.data, *self.network.parameters), variables))
         self._reads = {number: read_values(node) for number, node in self.network.operators}
         self.computations: dict[int, Computation] = {}
@@ -146,7 +146,7 @@ class Schedule:
         sizes = {value: split_bytes(shapes[value]) for value in self._split}
         self.plan = plan(self.network, shapes, scratch, sizes)
         self._scales_at = round_up(self.plan.bytes, ALIGNMENT)
-        #: Whether there are launches, and nothing else, which a CUDA graph can repeat.
+        #: Whether a CUDA graph can repeat the work: all computations are repeatable, and there is at least one.
         self.repeatable = {one.repeatable for one in self.computations.values()} == {True}
 
     @property
@@ -155,15 +155,15 @@ class Schedule:
         return self._scales_at + sum(SCALE_BYTES * self.plan.shapes[value][0] for value in self._split)
 
     def prepare(self, parameters: Mapping[int, Any]) -> None:
-        """Give every computation its parameters, by value; again when they have changed."""
+        """Give every computation its parameters, by value's number; call this again when they have changed."""
         for number, computation in self.computations.items():
             computation.prepare([parameters.get(self._given.get(value, -1)) for value in self._reads[number]])
 
     def bind(self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
-        """Return the call that computes the network, and its outputs.
+        """Return the call that computes the network, and its outputs, which the next run overwrites.
 
-        given: data and parameters by value. view: the float32 array of a shape at an offset, in bytes, of the block of
-        ``bytes`` bytes. The outputs lie in the block, too, until the next run.
+        given: data and parameters by value's number. view: view(offset, shape) returns a float32 array at a byte offset
+        of the memory block, which has ``bytes`` bytes.
         """
         values: dict[int, Any] = {}
         scales_at = self._scales_at

@@ -28,9 +28,9 @@ class Identity(Operator):
 
 @dataclass(frozen=True)
 class Dropout(Identity):
-    """Dropout: in training, zero with probability p, and else x / (1 - p); nothing at inference.
+    """Dropout (Srivastava et al., 2014): in training, 0 with probability p, else x / (1 - p); x at inference.
 
-    With ``axes``, one number decides along all of them (Srivastava et al., 2014).
+    All elements along ``axes`` share one random number.
     """
 
     names = ("Dropout",)
@@ -39,7 +39,7 @@ class Dropout(Identity):
     mode: str = choice("training")
 
     def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Return the factors, 0 or 1 / (1 - p)."""
+        """Fill ``out``, and return the factors, 0 or 1 / (1 - p)."""
         xp, keep = arrays.xp, 1 - self.p
         shape = tuple(1 if axis in self.axes else length for axis, length in enumerate(out.shape))
         kept = random_bits(xp, prod(shape), seed) < np.float64(keep * 2**32)
@@ -52,9 +52,9 @@ class Dropout(Identity):
 
 
 def random_bits(xp: Any, count: int, seed: int) -> Any:
-    """Return ``count`` numbers from 0 to 2^32 - 1, equal ones for equal seeds on every machine.
+    """Return ``count`` uint32 random numbers, which depend only on the seed.
 
-    Murmur3's finalizer (A. Appleby), of the element's number and then, with the seed, of the result.
+    Murmur3's finalizer (A. Appleby) is applied twice to an element's number, each time after an xor with half the seed.
     """
     bits = xp.arange(count, dtype=np.uint32)
     for key in (seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF):
@@ -67,7 +67,7 @@ def random_bits(xp: Any, count: int, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Reshape(Identity):
-    """Another shape, by MXNet's codes."""
+    """The same elements in another shape, which may have MXNet's codes such as 0 and -1."""
 
     names = ("Reshape",)
     accepted = ("order",)
@@ -83,7 +83,7 @@ class Reshape(Identity):
 
 @dataclass(frozen=True)
 class ExpandOrSqueeze(Identity):
-    """expand_dims: one more axis, of length 1. squeeze: the array without some of those, by default without all."""
+    """expand_dims: insert an axis of length 1. squeeze: remove axes of length 1, by default all of them."""
 
     names = ("expand_dims", "squeeze")
     axis: tuple[int, ...] = sizes()
@@ -94,7 +94,7 @@ class ExpandOrSqueeze(Identity):
 
 @dataclass(frozen=True)
 class Transpose(Operator):
-    """The axes in another order, by default the opposite one, or two of them exchanged."""
+    """transpose: the axes in another order, by default reversed. SwapAxis: two axes exchanged."""
 
     names = ("transpose", "SwapAxis")
     axes: tuple[int, ...] = sizes()
@@ -141,9 +141,9 @@ class Concat(Operator):
 
 @dataclass(frozen=True)
 class Slice(Operator):
-    """A part along an axis: ``begin`` to before ``end``, or of ``num_outputs`` parts that of the node's ``index``.
+    """slice_axis: elements ``begin`` to before ``end`` along an axis. SliceChannel: part ``index`` of ``num_outputs``.
 
-    ``squeeze_axis`` drops the axis, in which each part then has the length 1.
+    ``squeeze_axis`` removes the axis, along which each part must have the length 1.
     """
 
     names = ("slice_axis", "SliceChannel")
@@ -155,7 +155,7 @@ class Slice(Operator):
     index: int = 0
 
     def _of(self, x: Shape) -> tuple[slice, ...]:
-        """Return the part of an array of shape x, the axis last."""
+        """Return the index of the part in an array of shape x."""
         axis = self.axis % len(x)
         start, stop, _ = slice(self.begin, self.end).indices(x[axis])
         if self.op == "SliceChannel":
@@ -176,7 +176,7 @@ class Slice(Operator):
 
 @dataclass(frozen=True)
 class UpSampling(Operator):
-    """Each element as ``scale`` x ``scale`` equal ones."""
+    """Nearest-neighbour upsampling: each pixel is repeated ``scale`` times in rows and in columns."""
 
     names = ("UpSampling",)
     accepted = ("num_filter", "multi_input_mode")
@@ -193,7 +193,7 @@ class UpSampling(Operator):
 
 @dataclass(frozen=True)
 class Resampling(Operator):
-    """Other numbers of rows and columns, by a matrix for each axis: means of windows, or linear interpolation."""
+    """Adaptive average pooling, or bilinear interpolation, to another image size: one matrix product per axis."""
 
     names = ("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D")
     output_size: tuple[int, ...] = sizes()
@@ -203,7 +203,7 @@ class Resampling(Operator):
     align_corners: bool = flag(True)
 
     def _factors(self, xp: Any, length: int, outputs: int) -> Any:
-        """Return the factor of each element of an axis for each output, (outputs, length), made on the GPU."""
+        """Return the matrix (outputs, length), float32 and made on the GPU, that resamples an axis."""
         places, elements = xp.arange(outputs).reshape(-1, 1), xp.arange(length)
         if "Resize" not in self.op:
             inside = (elements >= places * length // outputs) & (elements * outputs < (places + 1) * length)
@@ -234,7 +234,7 @@ class Resampling(Operator):
 
 @dataclass(frozen=True)
 class Reduction(Operator):
-    """The mean, sum, maximum or minimum over some axes, all if none are named, or the axes that are not named."""
+    """The mean, sum, maximum or minimum over ``axis``, or with ``exclude`` over all other axes; all by default."""
 
     names = ("mean", "sum", "max", "min")
     axis: tuple[int, ...] = sizes()
@@ -253,7 +253,7 @@ class Reduction(Operator):
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x, axes = given.inputs[0], self._axes(given.inputs[0].ndim)
         lengths = [1 if axis in axes else length for axis, length in enumerate(x.shape)]
-        if self.op in ("max", "min"):  # as in MXNet, to all elements that are equal to it
+        if self.op in ("max", "min"):  # as in MXNet, all elements equal to the result get the gradient
             return [gradient.reshape(lengths) * (x == given.out.reshape(lengths))]
         shares = gradient.reshape(lengths) * np.float32(gradient.size / x.size if self.op == "mean" else 1)
         return [arrays.xp.ascontiguousarray(arrays.xp.broadcast_to(shares, x.shape))]
@@ -277,7 +277,7 @@ class Softmax(Operator):
         return self.op == "log_softmax"
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
-        if not -len(output) <= self.axis < len(output):  # MXNet checks it where it computes
+        if not -len(output) <= self.axis < len(output):  # MXNet checks this only in its forward pass
             raise Unsupported(f"axis: expected one of {len(output)} dimensions, got {self.axis}")
 
     def row_length(self, x: Shape) -> int | None:
@@ -327,7 +327,7 @@ class SoftmaxOutput(Operator):
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if not (self.multi_output or self.preserve_shape) and len(shapes[0]) != 2:
             raise Unsupported(
-                f"data: expected two dimensions, got shape {shapes[0]}, for which MXNet's builds disagree; flatten it, "
+                f"data: expected two dimensions, got shape {shapes[0]}, on which MXNet's builds disagree; flatten it, "
                 "or use multi_output or preserve_shape"
             )
 
@@ -347,18 +347,18 @@ class SoftmaxOutput(Operator):
 
     def check_gradient(self, several: bool) -> None:
         if self.out_grad:
-            # MXNet multiplies by the output instead.
-            raise Unsupported("out_grad=True has no gradient here, because MXNet 1.9.1 computes another than it says")
+            # MXNet multiplies by the output instead of by the gradient to the output.
+            raise Unsupported("out_grad=True has no gradient here, because MXNet 1.9.1 contradicts its documentation")
         if several and self.normalization != "null":
             raise Unsupported(
-                f"normalization={self.normalization} has no gradient on several GPUs, which would each divide by a "
-                "number of their own; pass null, and rescale_grad to the optimiser"
+                f"normalization={self.normalization} has no gradient on several GPUs, because each would divide by "
+                "the count of its share; pass null, and rescale_grad to the optimiser"
             )
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        """Return p - label as MXNet scales it, for labels that are numbers of classes or have p's shape."""
+        """Return p - label, scaled as in MXNet; the labels are class numbers or have the shape of p."""
         (_, label), p, xp = given.inputs, given.out, arrays.xp
-        # A multi_output has its classes in axis 1, and MXNet then divides by the positions of an image, too.
+        # With multi_output, the classes are in axis 1, and MXNet also divides by the number of positions per image.
         classes, positions = (1, prod(p.shape[2:])) if self.multi_output else (p.ndim - 1, 1)
         if label.shape == p.shape:
             found = (p - label) * np.float32(self.grad_scale)
@@ -375,7 +375,7 @@ class SoftmaxOutput(Operator):
                 counted = (label.astype(np.int32) != int(self.ignore_label)).sum()
                 found = found * np.float32(self.grad_scale) / xp.maximum(counted, 1).astype(np.float32)
             else:
-                # MXNet's batch is the first axis of the labels, or all of them without multi_output.
+                # MXNet's batch size is the number of images, or without multi_output the number of labels.
                 batch = len(p) if self.multi_output else label.size
                 count = positions * (batch if self.normalization == "batch" else 1)
                 found = found * np.float32(self.grad_scale / count)

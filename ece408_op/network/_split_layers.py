@@ -1,6 +1,6 @@
-"""Layers that compute split activations: what each needs of its parameters, and its launches.
+"""Layers that compute split activations: the preparation of their parameters, and their launches.
 
-The kernels and the form are those of ``kernels.cuda.split_precision``; ``_formats`` decides which nodes come here.
+The kernels and the format are those of ``kernels.cuda.split_precision``; ``_formats`` decides which nodes use them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, 
 from ._shaping import Concat
 
 _KERNEL: CudaKernel = wide.FP16X3[1]
-#: The fewest filters and channels of a group, and products of a sum, that pay for splitting the input.
+#: The fewest filters and channels per group, and the smallest reduction length, that pay for splitting the input.
 _FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64
-#: Activations that map 0 to 0 and no value to a larger one, so that limits hold and padded channels stay zero.
+#: Activations f with f(0) = 0 and |f(v)| <= |v|: padded channels stay zero, and the output limits stay valid.
 _EPILOGUES = (None, "relu", "relu6", "tanh", "softsign")
 
 
 def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
-    """Return how a node can compute split activations: see ``_formats.Accepts``."""
+    """Return how a node can compute split activations, or None: see ``_formats.Accepts``."""
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
@@ -71,7 +71,7 @@ def _expression(activation: str | None) -> str | None:
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:
-    """Return whether every group has one channel and one filter, and split_passes computes it."""
+    """Return whether a layer is a convolution with one channel and filter per group that split_passes supports."""
     return (
         isinstance(operator, Convolution)
         and operator.num_group == x[1] == operator.num_filter
@@ -81,7 +81,10 @@ def is_depthwise(operator: Operator, x: Shape) -> bool:
 
 
 def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
-    """Return the convolution that a layer is; for FullyConnected one whose filters are as large as the images."""
+    """Return a layer as a convolution problem, with filters of the images' size for a FullyConnected.
+
+    None for a FullyConnected that does not flatten its input.
+    """
     batch, channels, height, width = image_shape(x)
     if isinstance(operator, Convolution):
         return operator.problem(x)
@@ -92,7 +95,7 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
 
 
 def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
-    """Return what computes a node that ``accepts`` took, or a conversion. first: it reads float32 values."""
+    """Return the computation of a conversion, or of a node that ``accepts`` took. first: the node reads float32."""
     operator, x, following = node.operator, image_shape(inputs[0]), _expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
         if first:
@@ -112,7 +115,7 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
 
 
 class _ToSplit(Computation):
-    """float32 to split activations."""
+    """Conversion of float32 values to split activations."""
 
     def __init__(self, x: Shape, chip: Chip) -> None:
         self._program, self._batch = split_form.split_activations(x, chip), x[0]
@@ -124,12 +127,12 @@ class _ToSplit(Computation):
 
 
 class _SplitAffine(Computation):
-    """A BatchNorm, or an activation alone."""
+    """A BatchNorm with its epilogue, or an activation, on split activations."""
 
     def __init__(self, node: Node, x: Shape) -> None:
         self._operator, self._x = node.operator, x
         following = _expression(node.operator.activation or node.epilogue)
-        # A convolution with windows of one pixel.
+        # A depthwise convolution with windows of one pixel.
         self._program = split_passes.depthwise(x, x, (1, 1), (1, 1), (0, 0), following)
         self._parameters: dict[str, Any] = {}
 
@@ -145,7 +148,7 @@ class _SplitAffine(Computation):
 
 
 class _SplitConvolution(Timed):
-    """A Convolution or FullyConnected with what follows it."""
+    """A Convolution or FullyConnected with bias, folded BatchNorm, addition and activation."""
 
     name = _KERNEL.name
 
@@ -166,7 +169,7 @@ class _SplitConvolution(Timed):
         )
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Fold the BatchNorm into filters and bias, and convert the filters."""
+        """Fold the BatchNorm into filters and bias, and split the filters."""
         operator = self._node.operator
         w, bias = inputs[1], None if operator.no_bias else inputs[2]
         if isinstance(operator, Convolution) and operator.norm:
@@ -191,7 +194,7 @@ class _SplitConvolution(Timed):
 
 
 class _UnfoldedConvolution(_SplitConvolution):
-    """A convolution of float32 images of few channels: the columns of each window become channels."""
+    """A convolution of float32 images with few channels: the columns of each window become channels."""
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
         problem, self._images = self._problem, self._problem.x_shape
@@ -230,13 +233,13 @@ class _DepthwiseConvolution(_SplitConvolution):
 
 
 def _by_tap(taps: Any, bias: Any) -> dict[str, Any]:
-    """Return the arrays of a depthwise pass for filters (C, taps): one tap of all channels after another."""
+    """Return the arrays of a depthwise pass for filters (C, taps): the filters tap by tap, with channels innermost."""
     w = cuda.cupy().ascontiguousarray(_padded(taps).T)
     return {"w": w, "bias": _padded(bias), "limits": split_form.output_limits(taps, bias)}
 
 
 def _padded(values: Any) -> Any:
-    """Return the array with zeros up to a multiple of eight elements along its first axis."""
+    """Return the array padded with zeros to a multiple of eight along its first axis."""
     cp = cuda.cupy()
     padded = cp.zeros((round_up(len(values), 8), *values.shape[1:]), np.float32)
     padded[: len(values)] = values

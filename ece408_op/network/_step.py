@@ -1,6 +1,6 @@
-"""One copy in, computation and copy out on a GPU: a pass of a training step, or an update.
+"""Copy in, compute and copy out once on a GPU: a pass of a training step, or an update.
 
-All of it is one chunk of the copy pipeline.
+The whole batch is one chunk of the copy pipeline.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .engine import copying_threads, free_memory
 
 Result = TypeVar("Result")
 
-#: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
-#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
-#: often than those of ``engine``.
+#: The most threads that copy, and the fewest and most bytes per transfer, tuned on the 2018 fall network (ece408-bench
+#: networks --training). There are more threads than in ``engine``, because a step copies everything in one chunk, and
+#: its threads contend less for the GIL.
 _THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
 
 
@@ -50,11 +50,13 @@ def step(
 ) -> Any:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
-    The caller has the GPU's lock. compute: returns the arrays as ``packing_of`` the outputs packs them, and changes
-    nothing before all memory is allocated. graph: repeats the computation. cached: asked for each large input, returns
-    a CuPy array on any GPU that is copied in its place, or None. pinned: as for the pipeline. meanwhile: functions to
-    call while the GPU computes. then: queues something behind the computation, and returns the result in place of the
-    one that it gets. first: compile what ``compute`` launches ahead. Raises RetryError where there is no room.
+    The caller holds the GPU's lock. Raises RetryError if there is no memory.
+
+    compute: returns the arrays as packed by ``packing_of(outputs)``, and the result; it changes nothing before it has
+    allocated all memory. graph: a CUDA graph that captures or repeats the computation. cached: returns for a large
+    input a CuPy array on any GPU that is copied instead, or None. pinned: by role, whether each input or output is in
+    pinned memory. meanwhile: functions to call while the GPU computes. then: queues work behind the computation, takes
+    the result and returns the final one. first: compile the kernels that ``compute`` launches ahead, in parallel.
     """
     packing, out_packing = map(packing_of, (inputs, outputs))
     large, targets = packing.large(inputs), out_packing.large(outputs)
@@ -67,7 +69,7 @@ def step(
             device = _Device(gpu, packing.shapes, lambda arrays: compute(packing.unpacked(arrays)), graph, then, first)
             left = device.queue_inputs(large, list(map(cached, large)), in_pinned)
             packing.copy_small(inputs, small)
-            # On return, the computation has ended too: memory that is free then may be the next step's, whose copies
+            # ``run`` also waits for the computation: the next step may reuse memory that is then free, and its copies
             # run on other streams.
             device.run([*left, small], [*targets, small_out], [*out_pinned, True], meanwhile)
         except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
@@ -84,15 +86,15 @@ def step(
 
 
 def with_retry(gpus: Sequence[Gpu], attempt: Callable[[bool], Result]) -> Result:
-    """Return attempt(True), or attempt(False), without CUDA graphs, after a RetryError; the caller has the GPUs' locks.
+    """Return attempt(True); after a RetryError, free memory and return attempt(False), without CUDA graphs.
 
-    Raises DeviceError where there is no room for that either.
+    The caller holds the GPUs' locks. Raises DeviceError if the second attempt lacks memory too.
     """
     try:
         return attempt(True)
     except RetryError:
         pass
-    # Here, since the error's traceback has kept the arrays of the first attempt.
+    # Not in the except clause: the error's traceback would keep the arrays of the first attempt.
     for gpu in gpus:
         free_memory(gpu)
     try:
@@ -101,12 +103,12 @@ def with_retry(gpus: Sequence[Gpu], attempt: Callable[[bool], Result]) -> Result
         raise DeviceError(str(error)) from error
 
 
-#: Pinned memory on the host, by GPU and use.
+#: Pinned host memory, by GPU and by use (INPUT or OUTPUT).
 _buffers: WeakKeyDictionary[Gpu, dict[str, np.ndarray]] = WeakKeyDictionary()
 
 
 def _pinned_buffer(gpu: Gpu, use: str, shape: Shape) -> np.ndarray:
-    """Return a flat array on the host, which stays until the next call for that use; the caller has the GPU's lock."""
+    """Return a flat pinned array, which the next call for that use reuses; the caller holds the GPU's lock."""
     known = _buffers.setdefault(gpu, {})
     if use not in known or known[use].size < shape[0]:
         known[use] = pinned_array(gpu, shape)
@@ -114,12 +116,12 @@ def _pinned_buffer(gpu: Gpu, use: str, shape: Shape) -> np.ndarray:
 
 
 def pinned_array(gpu: Gpu, shape: Shape) -> np.ndarray:
-    """Return a new array in pinned memory."""
+    """Return a new float32 array in pinned memory."""
     return np.frombuffer(gpu.pinned(ITEM_BYTES * prod(shape)), np.float32, prod(shape)).reshape(shape)
 
 
 class _Device:
-    """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
+    """The copy pipeline's interface to the GPU, for one step, which is a single chunk."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class _Device:
         self._outputs: Sequence[Any] = []
         #: The events of copies from pinned arrays.
         self._copied: list[Any] = []
-        #: Pinned arrays for outputs, None for others.
+        #: For each output, its host array if that is pinned, else None.
         self._pinned: list[np.ndarray | None] = []
         self._end: Any = None
         self.result: Any = None
@@ -145,9 +147,10 @@ class _Device:
     def queue_inputs(
         self, inputs: Sequence[np.ndarray], cached: Sequence[Any], pinned: Sequence[bool]
     ) -> list[np.ndarray]:
-        """Queue the copies of inputs that are on a GPU or pinned; return the inputs, empty in place of these.
+        """Queue the copies of inputs that are on a GPU or pinned; return the inputs, with empty arrays in their place.
 
-        Before threads copy, which makes CUDA's calls longer; and the link is busy while the caller packs the others.
+        Called before other threads copy, because these slow down CUDA calls. The link is then busy while the caller
+        packs the other inputs.
         """
         left = list(inputs)
         with self._gpu.device, self._gpu.stream:
@@ -167,9 +170,10 @@ class _Device:
         pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        """Copy the other inputs, compute, and copy the outputs; the last input is pinned.
+        """Copy the remaining inputs, of which the last is pinned, compute, and copy the outputs.
 
-        pinned: whether each output is. Copies to these are queued at once, on one stream, as no thread can be as fast.
+        pinned: whether each output is in pinned memory. Copies to pinned memory are queued right behind the computation
+        on one stream, without a staging buffer or thread.
         """
         *staged, small = inputs
         if small.size:
@@ -178,13 +182,13 @@ class _Device:
         outputs = [array[:0] if flag else array for array, flag in zip(outputs, pinned)]
         copied = sum(array.nbytes for array in (*staged, *outputs))
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
-        # An equal part for each thread, in as few transfers as may be.
+        # Each thread copies an equal part, in as few transfers as the limits allow.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
         staged, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (staged, outputs))
         Pipeline(self, [Chunk(0, 1)], staged, outputs, most, checks=meanwhile).run(threads)
         cuda.wait("training", self._gpu.pinned_stream)
-        # Not for what is queued behind the computation.
+        # Wait for the computation only, not for the work that ``then`` has queued behind it.
         cuda.wait("training", self._end)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:

@@ -1,7 +1,7 @@
 """A network's forward and backward pass in training: every value is saved, and gradients are computed in reverse order.
 
-Reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). No value's memory is used again, so each
-operator's gradient can read inputs and output. Memory comes from the library of arrays.
+This is reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). Values never share memory, so
+each operator's gradient can read inputs and output. CuPy allocates the memory.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ._training_gpu import GpuOperators
 
 @dataclass(frozen=True)
 class SavedValues:
-    """A forward pass on a GPU: the values, what each operator saved, and the new values of states, all by number."""
+    """A forward pass on a GPU: by number, the values, ``Operator.train``'s results, and the new values of states."""
 
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
-    #: The backward pass that is queued behind it, if any: see ``_backward``.
+    #: The QueuedBackward that is queued behind this pass, if any: see ``_backward``.
     queued: Any = None
 
 
 def check_gradients(network: Network, several: bool) -> None:
-    """Raise GraphError, which names the nodes, if operators have no gradient, or none on ``several`` GPUs."""
+    """Raise GraphError, which names the nodes, if operators lack a gradient, with ``several`` on several GPUs."""
     problems = []
     for _, node in network.operators:
         try:
@@ -50,10 +50,10 @@ def check_gradients(network: Network, several: bool) -> None:
 
 
 def fused(network: Network) -> Network:
-    """Return the network with a relu computed by the BatchNorm or sum before it, if nothing else reads that.
+    """Return the network with each relu fused into the BatchNorm or sum before it, if nothing else reads that value.
 
-    A BatchNorm takes the bias of a convolution before it in the same way, and a max-pooling an activation before it: of
-    a growing function, the value of the maximum is the maximum of the values.
+    Under the same condition, a BatchNorm takes over the bias of a convolution before it, and a max-pooling the
+    activation before it: an increasing function of a maximum is the maximum of the function's values.
     """
     graph = network.graph
     source, nodes = only_source(graph), list(graph.nodes)
@@ -84,7 +84,7 @@ def is_random(network: Network) -> bool:
 
 
 def reads_gradient(network: Network) -> list[bool]:
-    """Return for each output whether the backward pass reads the gradient to it: not that of a loss."""
+    """Return for each output whether the backward pass reads the gradient to it; that of a loss is not read."""
     nodes = network.graph.nodes
     return [nodes[value].op == VARIABLE or not nodes[value].operator.is_loss for value in network.outputs]
 
@@ -96,7 +96,7 @@ def forward(
     values, saved = dict(given), {}
     states: dict[int, Any] = {}
     for number, node in network.operators:
-        # A layer that is used twice changes the states that its first use has changed.
+        # The second use of a layer updates the states that its first use has updated.
         inputs = [states.get(entry.node, values.get(entry.node)) for entry in node.inputs]
         if node.operator.view_in_training:
             values[number] = values[node.inputs[0].node].reshape(shapes[number])
@@ -116,9 +116,9 @@ def backward(
     gradients: Mapping[int, Any],
     wanted: Collection[int],
 ) -> dict[int, Any]:
-    """Return the gradients to the wanted variables by number, without those that no gradient reaches.
+    """Return the gradients to the wanted variables by number, except variables that no gradient reaches.
 
-    labels: the variables that the forward pass does not read. gradients: to the outputs, by their positions.
+    labels: the variables that the forward pass does not read. gradients: those to outputs, by the outputs' positions.
     """
     xp, values = operators.xp, {**before.values, **labels}
     found: dict[int, Any] = {}
@@ -144,5 +144,5 @@ def backward(
 
 
 def _add(found: dict[int, Any], value: int, gradient: Any) -> None:
-    """Add a gradient to a value's; the arrays themselves stay, since views of them may be other values' gradients."""
+    """Add to a value's gradient, out of place: views of the arrays may be other values' gradients."""
     found[value] = found[value] + gradient if value in found else gradient

@@ -1,5 +1,7 @@
-"""What computes a training step's nodes on the GPU: convolutions and their gradients by our kernels, pooling, BatchNorm
-and activations by ``pooling.cu`` and ``training.cu``, other operators by their own methods with CuPy and cuBLAS.
+"""The computation of a training step's nodes on the GPU.
+
+The package's kernels compute convolutions and their gradients, ``pooling.cu`` and ``training.cu`` pooling, BatchNorm
+and activations, and the operators' own methods with CuPy and cuBLAS all others.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
 from ._passes import DERIVATIVES, argmax_type, pool, pool_gradient, program
 
-#: RELU in training.cu.
+#: The values of RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2
-#: Blocks that fill a GPU.
+#: Blocks per launch, enough to fill a GPU.
 _FILLING = 2048
 
 
 class GpuOperators(GpuArrays):
-    """What computes the nodes on one GPU, with CuPy on the current device and stream."""
+    """Computes nodes on one GPU, with CuPy on the current device and stream."""
 
     def __init__(self, chooser: Chooser) -> None:
         super().__init__(chooser.device)
@@ -39,13 +41,13 @@ class GpuOperators(GpuArrays):
         self.rank: Rank | None = None
 
     def of(self, rank: Rank) -> GpuOperators:
-        """Return operators for one GPU's share of a batch: BatchNorm exchanges its sums with the other ranks."""
+        """Return a copy for one GPU's share of a batch, in which BatchNorm exchanges its sums with the other ranks."""
         found = copy(self)
         found.rank = rank if rank.size > 1 else None
         return found
 
     def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Fill the node's output as ``Operator.train``, with its epilogue."""
+        """Fill ``out`` with the node's output after its epilogue; return the data for ``gradients``."""
         operator = node.operator
         if isinstance(operator, Convolution):
             return self._convolve(node, inputs, out)
@@ -74,7 +76,7 @@ class GpuOperators(GpuArrays):
             self.xp.add(out, bias[0].reshape(1, -1, 1, 1), out=out)
 
     def gradients(self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        """Return the gradients to the node's inputs as ``Operator.gradients``; ``given.out`` is the epilogue's."""
+        """Return the gradients to the node's inputs as ``Operator.gradients``; ``given.out`` is after the epilogue."""
         operator = node.operator
         if isinstance(operator, Activation):
             return [self.activation_gradient(operator.activation, gradient, given.out)]
@@ -107,18 +109,21 @@ class GpuOperators(GpuArrays):
         return found
 
     def vector(self, inner: int, *arrays: Any) -> int:
-        """Return how many elements a thread reads at a time, of arrays whose channels have ``inner`` in a row."""
+        """Return the elements per load, 4 or 1, for arrays with ``inner`` consecutive elements per channel."""
         return 4 if inner % 4 == 0 and cuda.alignment(*(array.data.ptr for array in arrays)) == 16 else 1
 
     def bias_gradient(self, gradient: Any) -> Any:
-        """Return the sums of each channel of (B, M, OH, OW), summed in float64."""
+        """Return the sum of each channel of (B, M, OH, OW) as float32 (M,), accumulated in float64."""
         x = channels_second(gradient, 1)
         sums = self.xp.empty((2, x.shape[1]), np.float64)
         self._sum_parts(self._partial_sums(x, x, self.xp.zeros(x.shape[1], np.float64)), sums)
         return sums[0].astype(np.float32)
 
     def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
-        """Return both sums, (parts, 2, channels), in parts; relu: the factors of a relu that x is the gradient to."""
+        """Return the partial sums of x and of x (y - center), (parts, 2, channels) float64, for x (n, channels, m).
+
+        relu: if x is the gradient to a BatchNorm's relu, the BatchNorm's factors, by which the kernel masks x.
+        """
         n, channels, inner = x.shape
         parts = min(n, ceil_div(_FILLING, channels))
         partial = self.xp.empty((parts, 2, channels), np.float64)
@@ -132,7 +137,7 @@ class GpuOperators(GpuArrays):
         cuda.execute(parts_program(channels, parts), 1, {"partial": partial, "sums": sums}, None)
 
     def _of_batch(self, partial: Any, count: int, rank: Rank | None) -> tuple[Any, int]:
-        """Return the sums in parts, and the elements per channel, of the batch that this GPU has a share of."""
+        """Return the whole batch's partial sums and elements per channel, given those of this GPU's share."""
         if rank is None:
             return partial, count
         sums = self.xp.empty((rank.size, *partial.shape[1:]), np.float64)
@@ -153,16 +158,17 @@ class GpuOperators(GpuArrays):
 
     @cached_property
     def _ones(self) -> Any:
-        """The factors of a sum."""
+        """The factors with which ``_mix`` computes x + y."""
         factors = self.xp.zeros((4, 1), np.float32)
         factors[:2] = 1
         return factors
 
     def batch_norm(self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any) -> Any:
-        """Fill ``out``, with a relu if asked, and return what ``batch_norm_gradients`` needs.
+        """Fill ``out``, with a relu if asked, and return the data that ``batch_norm_gradients`` and new states need.
 
-        That is the mean and variance of the whole batch, the new moving ones, both of the first, and the factors of the
-        output.
+        That is (mean, variance, new moving mean, new moving variance, statistics, factors). ``statistics`` (2,
+        channels) has mean and variance of the whole batch in one array; ``factors`` (4, channels) are the output's in
+        ``_mix``.
         """
         (x, gamma, beta, *moving), cp = inputs, self.xp
         x, out = (channels_second(array, norm.axis) for array in (x, out))
@@ -180,11 +186,12 @@ class GpuOperators(GpuArrays):
     def batch_norm_gradients(
         self, norm: BatchNorm, relu: bool, given: Trained, gradient: Any, to_data: bool
     ) -> Sequence[Any]:
-        """Return the gradients of ``batch_norm``, to data if wanted; those to parameters have yet to be summed.
+        """Return the gradients to data, if ``to_data``, and to gamma and beta; the latter are for a sum over all GPUs.
 
-        The gradient to data reads the sums over the whole batch, which are the gradients to gamma and beta: the first
-        GPU returns these, and the others zeros. Otherwise each returns those of its share. Stored statistics are those
-        of an infinite batch.
+        The gradient to data needs sums over the whole batch, and these are the gradients to gamma and beta. So the
+        first GPU returns them, and the others return zeros. Without ``to_data`` or with stored statistics, each GPU
+        returns the gradients of its share. Stored statistics do not depend on x: an infinite ``count`` removes the
+        terms for that dependence.
         """
         (x, gamma, _, *moving), cp = given.inputs, self.xp
         if norm.use_global_stats:
@@ -210,14 +217,14 @@ class GpuOperators(GpuArrays):
         return [found, *gradients, None, None, *([cp.zeros(channels, np.float32)] if norm.bias else [])]
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
-        """Return the gradient times the activation's derivative, from its output y."""
+        """Return the gradient times the activation's derivative, which is computed from the activation's output y."""
         out = self.xp.empty(y.shape, np.float32)
         one = activation_program(activation, out.size, self.vector(out.size, gradient, y))
         cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
         return out
 
     def max_pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
-        """Fill ``out`` with the maxima of x (B, C, H, W), activated, and return where they are in their windows."""
+        """Fill ``out`` with the activated maxima of x (B, C, H, W), and return their indices in the windows."""
         argmax = self.xp.empty(out.shape, argmax_type(operator.fitted(x.shape)))
         one = pool(operator, x.shape, out.shape, activation, save_argmax=True)
         cuda.execute(one, 1, {"x": x, "y": out, "argmax": argmax}, None)
@@ -234,27 +241,27 @@ class GpuOperators(GpuArrays):
 
 @lru_cache(maxsize=1024)
 def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.Program:
-    """Return the sums of ``parts`` parts; arrays x, y, center, relu and partial."""
+    """Return the program of ``channel_sums`` for ``parts`` partial sums; arrays x, y, center, relu and partial."""
     n, channels, inner = shape
     numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
     args = ("x", "y", "center", "relu", "partial", *numbers)
-    # One block for each channel and part, without the limit of the other grids: blocks do not loop over them.
+    # One block per channel and part, without the limit of the other grids, because a block computes only one pair.
     grid = parts * channels, 1
     return program("training.cu", "channel_sums", args, prod(shape), {"RELU": relu}, vector=vector, grid=grid)
 
 
 @lru_cache(maxsize=1024)
 def parts_program(channels: int, parts: int) -> cuda.Program:
-    """Return the sum of the parts; arrays partial and sums."""
+    """Return the program that adds the partial sums; arrays partial and sums."""
     args = ("partial", "sums", np.int32(channels), np.int32(parts))
     return program("training.cu", "sum_parts", args, 2 * channels, {})
 
 
 @lru_cache(maxsize=1024)
 def norm_programs(norm: BatchNorm, channels: int, parts: int, count: float) -> tuple[cuda.Program, cuda.Program]:
-    """Return what BatchNorm computes between sums and mixture, forward and backward.
+    """Return the programs that turn BatchNorm's sums into ``channel_mix``'s factors, forward and backward.
 
-    parts: those of the sums in partial. count: elements per channel.
+    parts: the number of partial sums. count: elements per channel of the whole batch.
     """
     numbers = np.int32(channels), np.int32(parts), np.float64(count)
     fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
@@ -267,7 +274,7 @@ def norm_programs(norm: BatchNorm, channels: int, parts: int, count: float) -> t
 
 @lru_cache(maxsize=1024)
 def mix_program(shape: Shape, vector: int, relu: int = 0) -> cuda.Program:
-    """Return the mixture per channel; arrays x, y, factors, relu and out."""
+    """Return the program of ``channel_mix``; arrays x, y, factors, relu and out."""
     _, channels, inner = shape
     count = prod(shape)
     numbers = (np.int32(channels), np.int32(inner // vector), np.int64(count // vector))
@@ -277,6 +284,6 @@ def mix_program(shape: Shape, vector: int, relu: int = 0) -> cuda.Program:
 
 @lru_cache(maxsize=1024)
 def activation_program(activation: str, count: int, vector: int) -> cuda.Program:
-    """Return the gradient of an activation; arrays x, the gradient, y and out."""
+    """Return the program of an activation's gradient; arrays x (the gradient to y), y (the output) and out."""
     args, defines = ("x", "y", "out", np.int64(count // vector)), {"DERIVATIVE(y)": DERIVATIVES[activation]}
     return program("training.cu", "activation_gradient", args, count, defines, vector=vector)

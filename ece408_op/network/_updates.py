@@ -1,4 +1,4 @@
-"""Rules that update parameters, as MXNet's optimisers SGD and Adam compute them, and their launch."""
+"""The update rules of MXNet's optimisers SGD and Adam on a GPU, and their launch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ece408_op.runtime import cuda
 
 from ._passes import program
 
-#: Blocks that update a parameter.
+#: Blocks per parameter.
 _UPDATE_BLOCKS = 64
 
 
 class Update(NamedTuple):
-    """One parameter's update: float32 arrays of one shape; parameter and states change.
+    """One parameter's update: CuPy float32 arrays of one shape, of which parameter and states change.
 
-    parameter, gradient, states: of one library. rate: the learning rate; decay: the factor of the weight decay.
+    rate: the learning rate. decay: the weight decay's factor.
     """
 
     parameter: Any
@@ -30,9 +30,10 @@ class Update(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimiser: Adam (Kingma and Ba, 2015), whose bias correction is in the rate, or SGD, whose momentum is beta1.
+    """An optimiser's rule: Adam (Kingma and Ba, 2015), or SGD, whose momentum is beta1.
 
-    scale: the factor of gradients. clip: the largest absolute value of their elements, infinite for no limit.
+    Adam's bias correction is part of each Update's rate. scale: the factor of gradients. clip: the limit of the
+    absolute values of gradients' elements, infinite for no limit.
     """
 
     is_adam: bool
@@ -49,7 +50,7 @@ class Rule(NamedTuple):
 
 
 def rows_of(updates: Sequence[Update]) -> np.ndarray:
-    """Return the parameters' rows for the update: the addresses, the numbers of elements, and both factors' bits."""
+    """Return ``struct Row`` of training.cu for each parameter: four addresses, the element count, and both factors."""
     factors = np.array([(one.rate, one.decay) for one in updates], np.float32).view(np.int64)
     rows = np.zeros((len(updates), 6), np.int64)
     addresses = [[array.data.ptr for array in (one.parameter, one.gradient, *one.states)] for one in updates]
@@ -60,7 +61,7 @@ def rows_of(updates: Sequence[Update]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def update_program(rule: Rule, count: int) -> cuda.Program:
-    """Return the update of ``count`` parameters by a rule; array x has their rows."""
+    """Return the program that updates ``count`` parameters by a rule; array x has the result of ``rows_of``."""
     complements = 1 - rule.beta1, 1 - rule.beta2
     numbers = rule.scale, rule.clip, rule.beta1, rule.beta2, *complements, rule.epsilon
     args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(rule.is_adam)}

@@ -1,4 +1,4 @@
-"""``gpu_network``: a network's symbol and parameters in, one node that computes all of it on a GPU out."""
+"""``gpu_network``: turn a network's symbol and parameters into one node that computes the whole network on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._network import Network, parse
 from ._training import check_gradients, is_random
 from .operator import IMPLS, OP_TYPE
 
-#: The inputs of layers that are parameters.
+#: The names of layers' inputs that are parameters.
 _PARAMETERS = ("weight", "bias", "gamma", "beta")
 
 
@@ -37,10 +37,10 @@ def gpu_network(
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
-    At inference, dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are no parameters
+    At inference, dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are not parameters
     are data; labels that only a SoftmaxOutput reads are ignored. The parameters are float32 and stay on the GPU. While
-    the GPU computes, each call compares them with the arrays that MXNet passes, and computes again if they differ. Any
-    program that imports ``ece408_op`` can load the saved symbol.
+    the GPU computes, each call compares them with the arrays that MXNet passes. If they differ, the call sends the new
+    parameters and computes again. Any program that imports ``ece408_op`` can load the saved symbol.
 
     With ``for_training``, a forward pass with is_train=True keeps its values on the GPU, and the backward pass computes
     the gradients to data and parameters; MXNet computes the loss and the update. A forward pass copies the parameters
@@ -51,15 +51,16 @@ def gpu_network(
         arg_params: its parameters by name.
         aux_params: its auxiliary states by name.
         impl: "auto" for the fastest implementation known for each layer, or "cudnn" for cuDNN and cuBLAS in all
-            convolutions and fully connected layers. A ``New`` node that names an implementation is computed by that.
+            convolutions and fully connected layers. A ``New`` node that names an implementation uses that one.
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
         device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes its share of
-            each batch, and ``op_times`` has a record of each. In training, NCCL sums their gradients, and BatchNorm
-            uses the statistics of the whole batch: results are those of one GPU, but for rounding.
+            each batch, and ``op_times`` has a record for each GPU. In training, NCCL sums the GPUs' gradients, and
+            BatchNorm uses the statistics of the whole batch: the results equal those of one GPU except for rounding.
         for_training: whether the node has gradients.
-        gradients: with ``for_training``, where the gradients to parameters are. With "gpu" they stay there for an
-            optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them contain NaN.
+        gradients: with ``for_training``, where the backward pass leaves the gradients to parameters. With "gpu" they
+            stay on the GPU for an optimiser that updates there, "gpusgd" or "gpuadam", and MXNet's arrays for them
+            contain NaN.
 
     Returns:
         (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and a single output
@@ -67,12 +68,12 @@ def gpu_network(
 
     Raises:
         GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
-            ``New`` for the CPU, by its device or its impl, is one, and with ``for_training`` an operator without a
-            gradient.
-        ProblemError: an option is unknown, or an array is sparse; or, raised by the first call, several GPUs are to
+            ``New`` whose device or impl is for the CPU is unsupported, and with ``for_training`` also an operator
+            without a gradient.
+        ProblemError: an option is unknown, or an array is sparse. The first call raises it if several GPUs are to
             share the images of a network that does not compute each image by itself.
-        DeviceError: there is no such GPU; raised when the network is bound. In training on several GPUs, there is no
-            NCCL; raised by the first pass that needs it.
+        DeviceError: there is no such GPU; raised when the network is bound. For training on several GPUs, NCCL is
+            missing; raised by the first pass that needs it.
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
     graph = graph_of(symbol)
@@ -97,11 +98,11 @@ def gpu_network(
         if missing:
             expected = ", ".join(network.names(tuple(sorted(missing))))
             raise GraphError(
-                f"{name}: expected arrays for {expected}, got none; a new network's: bind and initialise a "
-                "Module of the symbol, and pass what its get_params returns"
+                f"{name}: expected arrays for {expected}, got none; for a new network, bind and initialise a "
+                "Module of the symbol, and pass the results of its get_params"
             )
     if not network.data:
-        raise GraphError("symbol: expected at least one input that is no parameter, got none")
+        raise GraphError("symbol: expected at least one input that is not a parameter, got none")
     used = set(network.names(network.parameters))
     seeded = for_training and is_random(network)
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
@@ -121,24 +122,24 @@ def gpu_network(
     states = {key: value for key, value in states.items() if key in used}
     for key, array in (*arguments.items(), *states.items()):
         if isinstance(array, mx.nd.NDArray) and not bridge.on_gpu(array):
-            # Convolutions on the CPU leave their filters in a blocked layout, which each forward would convert again.
+            # MXNet's convolutions on the CPU leave filters in a blocked layout; each forward pass would convert them.
             bridge.check_dense(array.stype, key)
             default_layout.reorder(array)
     return node, arguments, states
 
 
 def _gpu_numbers(device_id: int, device_ids: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the numbers of the GPUs; raises ProblemError for wrong ones."""
+    """Return the numbers of the GPUs; raises ProblemError unless they are distinct integers of at least 0."""
     name, got = ("device_id", device_id) if device_ids is None else ("device_ids", device_ids)
     numbers = (device_id,) if device_ids is None else tuple(device_ids) if isinstance(device_ids, Sequence) else ()
     valid = numbers and all(type(number) is int and number >= 0 for number in numbers)
     if not valid or len({*numbers}) != len(numbers):
-        raise ProblemError(f"{name}: expected different GPUs' numbers from 0 on, got {got!r}")
+        raise ProblemError(f"{name}: expected distinct GPU numbers of at least 0, got {got!r}")
     return numbers
 
 
 def _missing_parameters(network: Network) -> set[int]:
-    """Return the variables without an array that MXNet or Gluon has made for a layer's parameters."""
+    """Return the variables that MXNet or Gluon made for layers' parameters, and for which no array is given."""
     data, found = {*network.data} - network.states, set()
     for _, node in network.operators:
         for entry, role in zip(node.inputs, node.operator.input_names(len(node.inputs))):
@@ -149,8 +150,8 @@ def _missing_parameters(network: Network) -> set[int]:
 
 
 def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> list[Any]:
-    """Return the node's inputs: arguments, two random numbers for a seed, states."""
-    # An optimiser reads the attributes of variables, such as a learning rate's factor.
+    """Return the node's inputs: arguments, two random numbers as the seed if it is seeded, and states."""
+    # An optimiser reads the attributes of variables, such as the learning rate's multiplier.
     attributes = symbol.attr_dict() if for_training else {}
     arguments, states = (
         [mx.sym.Variable(name, attr=attributes.get(name)) for name in names]
@@ -160,7 +161,7 @@ def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> 
 
 
 def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:
-    """Return the graph for the node's attribute: without MXNet's own attributes, with the parameters' shapes."""
+    """Return the graph's JSON for the node's attribute: without MXNet's own attributes, with the parameters' shapes."""
     for node in graph.nodes:
         if node.op != VARIABLE:
             node.attrs = {k: v for k, v in node.attrs.items() if not is_mxnets_own(k)}

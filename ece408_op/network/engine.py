@@ -1,4 +1,4 @@
-"""A network on one GPU: its parameters in GPU memory, and for each batch size a schedule and memory.
+"""Inference of a network on one GPU: its parameters in GPU memory, and for each batch size a schedule and memory.
 
 Calls on one GPU take turns; see ``_inference``.
 """
@@ -36,31 +36,35 @@ from ._gpu import Chooser
 from ._memory_plan import plan, splits
 from ._network import parse
 
-#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
+#: The bytes of data and outputs per chunk, and the most chunks: enough to overlap copies with computation, and few
+#: enough to launch quickly.
 CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
-#: The fewest images of a batch that is divided: fewer leave parts of the GPU idle, which takes longer than the copies
-#: that overlap.
+#: The fewest images of a batch that is divided. Chunks of a smaller batch would leave parts of the GPU idle, which
+#: costs more time than the overlap saves.
 LEAST_IMAGES = 96
-#: Bytes per second that copies of any memory reach: half of what those of pinned memory do on PCIe 5.
+#: The bytes per second of copies from pageable memory: half the rate of pinned memory on PCIe 5.
 LINK_BYTES = 25e9
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
-#: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: at each
-#: CUDA call they contend for the GIL with each other and with the threads that launch. On two H200, 16 threads for one
-#: GPU or for both took 13 to 71 % longer than 8 for inference.
+#: The most threads that copy, the most per GPU if there are several, and the bytes that pay for one more thread. At
+#: each CUDA call, these threads contend for the GIL with each other and with the threads that launch. On two H200,
+#: inference with 16 threads for one GPU or for both took 13 to 71 % longer than with 8.
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 _COMPARED_BYTES = 4 << 20
 _KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
 
 
 class ChunkedBatch(NamedTuple):
-    """The chunks of a batch, and what computes each; a batch that is one chunk counts as one image."""
+    """The chunks of a batch, and the Batch that computes each; a batch in a single chunk counts as one image."""
 
     chunks: Sequence[Chunk]
     batches: Sequence[Batch]
 
     def op_times(self, images: int) -> Callable[[], list[op_times.OpTime]]:
-        """Return what returns the convolutions' times since the last call, for that many images in all."""
+        """Take the convolutions' times since the last call; return a function that makes records of them.
+
+        images: the number of images that these times are for.
+        """
         taken, records = np.sum([batch.taken() for batch in set(self.batches)], axis=0), self.batches[-1].records
         return lambda: [record(images, seconds) for record, seconds in zip(records, taken)]
 
@@ -78,19 +82,20 @@ class Engine:
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
         self._independent: BoundedDict[tuple[Shape, ...], bool] = BoundedDict(_KEPT_SHAPES)
-        #: Copies of the parameters that were sent last, and the GPU's arrays, if it has them still.
+        #: Host copies of the parameters that were sent last; the GPU's arrays are empty if they were freed.
         self.sent: Sequence[np.ndarray] = []
         self._sent_at: np.ndarray = np.empty(0, np.int64)
         self._parameters: dict[int, Any] = {}
 
     def has(self, parameters: Sequence[np.ndarray]) -> bool:
-        """Return whether the GPU has these parameters, copies that were sent to it or to another GPU."""
+        """Return whether the GPU has the parameters of this list, compared by identity, or the network has none."""
         return (self.sent is parameters and bool(self._parameters)) or not self.network.parameters
 
     def comparisons(self, parameters: Sequence[int]) -> tuple[list[Callable[[], None]], threading.Event]:
-        """Return functions that compare parameters at these addresses with the GPU's, and what is set if some differ.
+        """Return functions that compare parameters at these addresses with those sent, and an event for a difference.
 
-        None if there are no addresses. Bits are compared, so that a NaN is equal to itself.
+        The functions are for several threads; there are none without addresses. They compare bits, so that a NaN equals
+        itself.
         """
         differ = threading.Event()
         given, sent = np.array(parameters, np.int64), self._sent_at
@@ -106,7 +111,7 @@ class Engine:
     def compute(self, data: Sequence[Any]) -> list[Any]:
         """Return the outputs for CuPy arrays, all images at once on the current stream, with the parameters sent last.
 
-        The outputs are the network's own memory until the next call.
+        The next call overwrites the outputs, which are in the network's memory.
         """
         with self.gpu.lock, self.gpu.device:
             if not self.has(self.sent):
@@ -115,7 +120,7 @@ class Engine:
             return batch.run(self.given(data), data)
 
     def divides(self, shapes: Sequence[Shape]) -> bool:
-        """Return whether a batch of data of these shapes can be divided: see ``_memory_plan.splits``."""
+        """Return whether a batch of data of these shapes can be divided by images: see ``_memory_plan.splits``."""
         key = tuple(shapes)
         found = self._independent.get(key)
         if found is None:
@@ -132,13 +137,13 @@ class Engine:
         return [view_at(at, shape).copy() for at, shape in zip(parameters, self._shapes)]
 
     def send(self, parameters: Sequence[np.ndarray]) -> None:
-        """Send all parameters, arrays that nobody changes.
+        """Copy all parameters to the GPU; the engine keeps the arrays, which must not change.
 
-        The caller has the GPU's lock, and the GPU is the current one. Raises DeviceError if there is no memory.
+        The caller holds the GPU's lock, and the GPU is the current one. Raises DeviceError if there is no memory.
         """
         with suppress(cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError):
             return self._send(parameters)
-        # Here, since the error's traceback has kept the memory of the attempt.
+        # Not in an except clause: the error's traceback would keep the memory of the first attempt.
         free_memory(self.gpu, self)
         try:
             self._send(parameters)
@@ -149,7 +154,7 @@ class Engine:
             ) from error
 
     def _send(self, parameters: Sequence[np.ndarray]) -> None:
-        # Where the GPU fails meanwhile, it has none of them.
+        # If the GPU fails meanwhile, it counts as having no parameters.
         self.sent, self._parameters = [], {}
         with self.gpu.stream:
             found = dict(zip(self.network.parameters, map(cuda.cupy().asarray, parameters)))
@@ -161,11 +166,11 @@ class Engine:
         self.sent, self._parameters = parameters, found
 
     def has_chunks(self, shapes: Sequence[Shape]) -> bool:
-        """Return whether ``chunks`` has made what computes data of these shapes."""
+        """Return whether ``chunks`` has a result in its cache for data of these shapes."""
         return (*shapes, False) in self.batches
 
     def chunks(self, shapes: Sequence[Shape], whole_batch: bool = False) -> ChunkedBatch:
-        """Return what computes data of these shapes, made at the first call with them; the caller as in ``send``.
+        """Return the chunks that compute data of these shapes, made at the first call; the caller as in ``send``.
 
         Raises DeviceError if there is no memory for one image.
         """
@@ -177,7 +182,7 @@ class Engine:
         divides = not whole_batch and self.divides(shapes)
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
-        # Freed memory that CuPy keeps would count as used.
+        # Otherwise freed memory in CuPy's pool would count as used.
         cuda.cupy().get_default_memory_pool().free_all_blocks()
         images, freed = shapes[0][0], False
         if divides:
@@ -192,19 +197,22 @@ class Engine:
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
                         f"network, got {error.__cause__ or error}; end other programs on the GPU, or use smaller images"
                     ) from error
-            # Here, since the error's traceback has kept the memory of the attempt.
+            # Not in the except clause: the error's traceback would keep the memory of the first attempt.
             images = ceil_div(images, 2) if freed else images
             free_memory(self.gpu, self)
             freed = True
 
     def free(self, parameters: bool) -> None:
-        """Free what computes, and the parameters too if asked: the next call sends them. The caller as in ``send``."""
+        """Free the memory of all batches, and if asked the parameters, which the next call sends again.
+
+        The caller as in ``send``.
+        """
         self.batches.clear()
         if parameters:
             self._parameters = {}
 
     def _chunk_images(self, data: dict[str, Shape]) -> int:
-        """Return the images of a chunk: enough to keep the GPU busy, few enough that copies overlap with computing."""
+        """Return the images per chunk: enough to keep the GPU busy, few enough that copies overlap with computing."""
         batch = next(iter(data.values()))[0]
         chunks = min(MOST_CHUNKS, batch * self._image_bytes(data) // CHUNK_BYTES) if batch >= LEAST_IMAGES else 1
         return ceil_div(batch, max(1, chunks))
@@ -214,7 +222,7 @@ class Engine:
         return ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
 
     def _room(self, data: dict[str, Shape], images: int) -> int:
-        """Return that many images, or how many fit the GPU's memory."""
+        """Return ``images``, halved until that many fit the GPU's memory."""
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
             shapes = self.network.infer({name: (images, *shape[1:]) for name, shape in data.items()})
@@ -224,9 +232,10 @@ class Engine:
         return images
 
     def _made(self, images: int, data: dict[str, Shape]) -> ChunkedBatch:
-        """Return the chunks of that many images, or a small one and a large one if computing takes longer than copies.
+        """Return chunks of ``images`` images, or a small and a large one if computing takes longer than copies.
 
-        The GPU waits for the copy of the first chunk alone. Larger chunks are faster.
+        In the latter case, the GPU waits only for the copy of the first chunk, and a larger second chunk computes
+        faster.
         """
         batch = next(iter(data.values()))[0]
         small = self._batch(images, data)
@@ -240,7 +249,7 @@ class Engine:
         return ChunkedBatch(chunks, [small] * len(chunks))
 
     def _batch(self, images: int, data: dict[str, Shape]) -> Batch:
-        """Return a batch size's schedule and memory, with its kernels compiled and run once: no first run is timed."""
+        """Return a batch size's schedule and memory, after a first run, which compiles the kernels and is not timed."""
         with self.gpu.stream:
             batch = Batch(self.network, self.chooser, self.gpu, images, data, images == next(iter(data.values()))[0])
             given = self.given(batch.data[0])
@@ -256,7 +265,7 @@ _sharing = threading.local()
 
 @contextmanager
 def sharing(gpus: int) -> Iterator[None]:
-    """Have this thread's calls use fewer threads, if several GPUs compute at the same time."""
+    """Make this thread's calls use fewer copying threads if several GPUs compute at the same time."""
     _sharing.gpus = gpus
     try:
         yield
@@ -265,7 +274,7 @@ def sharing(gpus: int) -> Iterator[None]:
 
 
 def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _THREAD_BYTES) -> int:
-    """Return how many threads copy that many bytes: one per ``each`` bytes, up to a limit."""
+    """Return the number of threads that copy ``copied`` bytes: one per ``each`` bytes, up to a limit."""
     most = min(most, _SHARED_THREADS) if getattr(_sharing, "gpus", 1) > 1 else most
     return max(1, min(gpu.threads, most, copied // each))
 
@@ -276,7 +285,10 @@ def _memcmp() -> int:
 
 
 def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return parts of about equally many bytes to compare: rows of an array's number, first byte and count of bytes."""
+    """Divide arrays of these byte sizes into parts of about equally many bytes, to compare in parallel.
+
+    A part is an int64 array with rows (array's number, first byte, count of bytes).
+    """
     found, left = list[list[tuple[int, int, int]]](), 0
     for number, size in enumerate(sizes):
         for first in range(0, size, _COMPARED_BYTES):
@@ -290,16 +302,16 @@ def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
 
 _Key = tuple[str, str, str, int]
 
-#: All engines, which networks that are bound use, and the last ones, which stay without one.
+#: All engines that bound networks use, and the last engines, which stay alive without a network.
 _engines: WeakValueDictionary[_Key, Engine] = WeakValueDictionary()
 _kept: BoundedDict[_Key, Engine] = BoundedDict(_KEPT_ENGINES)
 _lock = threading.Lock()
 
 
 def engine(text: str, impl: str, precision: str, number: int) -> Engine:
-    """Return the engine of that graph and those options; a few stay, so that a graph bound again finds its own.
+    """Return the engine for a graph and these options; the last few stay alive, for a graph that is bound again.
 
-    Raises DeviceError if there is no GPU of that number, and GraphError as parse.
+    Raises DeviceError if there is no GPU of that number, and GraphError as ``parse``.
     """
     key = (text, impl, precision, number)
     with _lock:
@@ -310,19 +322,19 @@ def engine(text: str, impl: str, precision: str, number: int) -> Engine:
 
 
 def engines() -> list[Engine]:
-    """Return all engines, the one that was asked for last at the end."""
+    """Return all live engines, the most recently requested last."""
     with _lock:
         return list(_engines.values())
 
 
-#: Other objects that keep GPU memory for later calls; any thread may call its ``clear``.
+#: Other objects that keep GPU memory for later calls; any thread may call their ``clear``.
 caches: WeakSet[Any] = WeakSet()
 
 
 def free_memory(gpu: Gpu, user: Engine | None = None) -> None:
-    """Free what all networks keep of a GPU's memory for later calls, but not the parameters of ``user``.
+    """Free a GPU's memory that networks keep for later calls, except the parameters of ``user``.
 
-    The caller has the GPU's lock, for which they wait.
+    The caller holds the GPU's lock, so that no network uses the memory.
     """
     for one in list(caches):
         one.clear()
@@ -334,7 +346,7 @@ def free_memory(gpu: Gpu, user: Engine | None = None) -> None:
 
 
 def clear() -> None:
-    """Free the GPU memory of the networks that are gone; those whose symbol or executor is held keep theirs."""
+    """Free the GPU memory of networks whose symbol and executors are gone; the others keep theirs."""
     _kept.clear()
 
 

@@ -25,30 +25,31 @@ from .engine import Engine, engine
 from .trainer import Trainer, trainer_of
 
 OP_TYPE = default_layout.NETWORK
-#: The input with two random numbers of 24 bits, by MXNet's generator: a thread of MXNet's has another one.
+#: The input with two random 24-bit numbers, which MXNet's generator draws in the graph, because the operator runs in a
+#: worker thread of MXNet's, which has another generator.
 SEED = "__seed__"
 IMPLS = (dispatch.AUTO, CUDNN)
 
-#: The graph in place of one that is refused, until MXNet asks for its shapes.
+#: Replaces an unsupported graph until MXNet asks for the shapes, where the error can be raised.
 _PLACEHOLDER = '{"nodes": [{"op": "null", "name": "data", "inputs": []}], "heads": [[0, 0, 0]]}'
-#: The operators that compute something else in training.
+#: The operators whose training results differ from those of inference.
 _TRAINED = ("BatchNorm", "Dropout")
 
 
 class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
-    """Shapes, types and the creation of the operator: data, labels and parameters in, the network's outputs out."""
+    """The node's arguments, states, outputs, shapes and types for MXNet, and the creation of its operator."""
 
     def __init__(self, **attributes: str) -> None:
         super().__init__(need_top_grad=True)
         self._given = attributes
         self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
         self._error: GraphError | None = None
-        #: Those of the last operator. They stay as long as the symbol: Gluon makes an operator for each call.
+        #: The engines of the last operator, kept alive with the symbol, because Gluon makes an operator for each call.
         self._engines: list[Engine] = []
         try:
             self._network = parse(attributes.get("graph", ""))
         except GraphError as error:
-            # Raised where MXNet can take it: a constructor that raises ends the process.
+            # Raised later (``_parsed``): an exception in a constructor would end the process.
             self._network, self._error = parse(_PLACEHOLDER), error
 
     def _parsed(self) -> Network:
@@ -57,30 +58,30 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         return self._network
 
     def list_arguments(self) -> list[str]:
-        """Return the names of all arguments of the network, in its order, and of the random seed of training."""
+        """Return the names of the network's arguments, in its order, and of the random seed's input if there is one."""
         return [*self._network.arguments, *([SEED] if self._seeded else [])]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Return the names of its states."""
+        """Return the names of the network's states."""
         return self._network.state_names
 
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> list[int]:
-        """Return what the backward pass reads: gradients to outputs that are no losses, and labels."""
+        """Return the arrays that the backward pass reads: labels, and the gradients to outputs that are not losses."""
         network = self._network
         read = [entry for entry, reads in zip(out_grad, reads_gradient(network)) if reads]
         read += [entry for entry, name in zip(in_data, network.arguments) if name in network.names(network.labels)]
         return read or [in_data[0]]
 
     def list_outputs(self) -> list[str]:
-        """Return the names of its outputs."""
+        """Return the names of the outputs: "output", or output0 and so on."""
         count = len(self._network.outputs)
         return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
     @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the shapes of arguments, outputs and states; outputs are unknown while some data is."""
+        """Return the shapes of arguments, outputs and states; those of outputs are [] while a data shape is unknown."""
         network = self._parsed()
         if self._given.get("__subgraph_name__"):
             raise ProblemError(
@@ -113,7 +114,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return float32 for everything but labels, which may have any type."""
+        """Return float32 for everything except labels, which may have any type."""
         network = self._parsed()
         labels = network.names(network.labels)
         types = []
@@ -127,7 +128,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Return dense arrays for everything; raises ProblemError for others."""
+        """Return the dense storage type for all arrays; raises ProblemError for sparse arguments."""
         for name, stype in zip(self._parsed().arguments, in_stype):
             bridge.check_dense(stype, name)
         return super().infer_storage_type(in_stype)
@@ -142,7 +143,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         data = [tuple(shape) for name, shape in zip(network.arguments, in_shapes) if name in names]
         if () in data:  # a label whose shape MXNet does not infer, or in mx.np a number
             got = ", ".join(map(str, data))
-            expected = "the shapes of all data and labels, of a dimension at least"
+            expected = "the shapes of all data and labels, with at least one dimension"
             raise GraphError(f"network: expected {expected}, got {got}; give all of them")
         given = {"impl": dispatch.AUTO, "precision": "float32", "device_ids": "0", **self._given}
         numbers = [int(word) for word in given["device_ids"].split(",")]
@@ -165,7 +166,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         super().__init__()
         self._network, self._inference, self._trainer = network, inference, trainer
         self._leaves_gradients = leaves_gradients
-        # Each call needs these, and there may be hundreds of parameters.
+        # Computed once for all calls, because there may be hundreds of parameters.
         self._arguments = network.arguments
         numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
         self._numbers = [numbers[name] for name in self._arguments]
@@ -175,11 +176,11 @@ class NetworkOp(fast_custom_op.FastCustomOp):
             [places[name] for name in network.names(some)]
             for some in (network.data, network.labels, network.parameters)
         )
-        #: The shapes of the parameters, by number: to ask MXNet's arrays for theirs takes microseconds.
+        #: The shapes of the parameters, by number, because each query of an MXNet array takes microseconds.
         self._shapes = {number: network.shape(number) for number in network.parameters}
-        #: The last forward pass in training, the trainer's own.
+        #: The trainer's result for the last forward pass in training.
         self._before: Any = None
-        #: Whether its batch was empty.
+        #: Whether the last forward pass had an empty batch.
         self._empty = False
 
     @mxnet_errors.reported_with_outputs
@@ -196,7 +197,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         count = len(self._arguments)
         arrays = (*in_data[:count], *aux)
         data = [bridge.cpu_view(arrays[place]) for place in self._data]
-        # The memory of an earlier pass is free for this one.
+        # Drop the last pass, so that this one can use its memory.
         self._before, self._empty = None, any(not array.size for array in data)
         if self._empty:
             return
@@ -204,14 +205,16 @@ class NetworkOp(fast_custom_op.FastCustomOp):
 
         @cache
         def filled() -> tuple[list[np.ndarray], list[np.ndarray]]:
-            """Return the outputs and what is computed: temporary arrays for those that share memory or are added."""
+            """Return the outputs, and the arrays to compute: temporary ones for outputs that share memory with data or
+            parameters, are added to, or are not wanted.
+            """
             outputs = [np.atleast_1d(bridge.cpu_view(array)) for array in out_data]
             aside = [r in ("null", "add") or self._overlaps(y, data, addresses()) for y, r in zip(outputs, req)]
             return outputs, [np.empty_like(y) if apart else y for y, apart in zip(outputs, aside)]
 
         with pinned.using(data, wants=True) as flags:
             if trainer:
-                # MXNet knows that the forward pass changes states, not that the backward pass would.
+                # The forward pass changes the states, because MXNet does not expect the backward pass to do so.
                 targets = filled()[1]
                 views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
                 states = {number: view for number, view in views.items() if number in network.states}
@@ -232,7 +235,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
         """Compute the gradients as ``req`` asks.
 
-        Without ``for_training``, raises and fills the gradients with NaN, so that nobody trains on old values.
+        Without ``for_training``, raises and fills the gradients with NaN, so that no training uses old values.
         """
         network, trainer, before = self._network, self._trainer, self._before
         requests = dict(zip(self._numbers, req))
@@ -276,12 +279,12 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         return [_as_float32(in_data[place]) for place in self._labels]
 
 
-#: Views of MXNet's memory by address and shape: to make those of hundreds of arrays would take a millisecond.
+#: Views of MXNet's memory by address and shape, cached because making hundreds of them takes a millisecond.
 _view = lru_cache(maxsize=4096)(bridge.view_at)
 
 
 def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Sequence[str]) -> None:
-    """Write results that were computed into temporary arrays, or add them."""
+    """Copy or add the results in temporary arrays to MXNet's arrays, as each request asks."""
     for array, result, request in zip(arrays, computed, req):
         if request == "add":
             np.add(array, result, out=array)
@@ -290,20 +293,20 @@ def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Seq
 
 
 def _as_float32(array: Any) -> np.ndarray:
-    """Return a label's values."""
+    """Return a label's values as float32: a view if it is float32, else a copy."""
     if array.dtype == np.float32:
         return bridge.cpu_view(array)
     return np.ascontiguousarray(array.asnumpy(), np.float32)
 
 
 def _seed(inputs: Sequence[Any]) -> int:
-    """Return one number for the seed's two numbers of 24 bits, if there is a seed."""
+    """Return one number from the seed's two 24-bit numbers, 0 without a seed."""
     numbers = [int(number) for array in inputs for number in bridge.cpu_view(array)]
     return numbers[0] << 32 | numbers[1] if numbers else 0
 
 
 @cache
 def register() -> None:
-    """Register the operator, and optimisers by their names, with MXNet, once per process."""
+    """Register the operator and the optimisers with MXNet, once per process."""
     mx.operator.register(OP_TYPE)(NetworkProp)
     import_module(".optimizer", __package__)

@@ -1,11 +1,11 @@
 """``gpusgd`` and ``gpuadam``: MXNet's optimisers SGD and Adam, which update the parameters on a GPU.
 
-They are subclasses of MXNet's optimisers that change the update alone: learning rates and their schedule, weight decay,
-the factors of single parameters, ``rescale_grad`` and ``clip_gradient`` work as in the base classes. A network whose
-gradients stay on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied there.
-The update ends with the new parameters in MXNet's arrays, which can be read, written and saved as always. The GPU keeps
-them too, until MXNet writes them again. MXNet counts its own writes alone: none through memory that it shares, as by
-``to_dlpack_for_write``. Those are seen where another write by MXNet follows, as ``weight[:] = weight``.
+They are subclasses of MXNet's optimisers that replace only the update: learning rates and their schedule, weight decay,
+the multipliers of single parameters, ``rescale_grad`` and ``clip_gradient`` work as in the base classes. A network
+whose gradients stay on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied to
+the GPU. After the update, MXNet's arrays have the new parameters, and can be read, written and saved as always. The GPU
+keeps a copy of the parameters until MXNet writes to the arrays again. MXNet does not count writes through shared
+memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by ``weight[:] = weight``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
 
 
 def _are_examined(weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any]) -> bool:
-    """Return whether these arrays, none of them twice, have been examined in one call."""
+    """Return whether one earlier call has examined exactly these arrays, none of them twice."""
     call = states[0].examined[2] if states and isinstance(states[0], State) else None
     return (call is not None and len({*map(id, states)}) == len(states)) and all(
         isinstance(state, State)
@@ -44,11 +44,11 @@ def _are_examined(weights: Sequence[Any], gradients: Sequence[Any], states: Sequ
 
 
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
-    """What both optimisers share."""
+    """The base class of both optimisers."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
-        # All parameters in one call.
+        # MXNet passes all parameters in one call.
         self.aggregate_num = np.iinfo(np.int32).max
 
     def _rule(self) -> Rule:
@@ -58,18 +58,18 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         return list(self._get_lrs(indices))
 
     def _limits(self) -> tuple[float, float]:
-        """Return the factor and the limit of gradients."""
-        # As for MXNet, a limit that is not positive is none.
+        """Return the factor of gradients and the limit of their absolute values."""
+        # As in MXNet, a limit that is not positive means no limit.
         clip = self.clip_gradient
         return self.rescale_grad, clip if clip and clip > 0 else math.inf
 
     def create_state(self, index: Any, weight: Any) -> State:
-        """Return zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
+        """Return a state of zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
         self._check(weight, weight.shape, "parameters")
         return State([np.zeros(weight.shape, np.float32) for _ in range(self._rule().states)])
 
     def _examine(self, weight: Any, gradient: Any, state: Any) -> None:
-        """Raise ProblemError unless all three are of one shape, in mx.cpu(), and of this class."""
+        """Raise ProblemError unless the arrays are valid and the state is this class's, of the parameter's shape."""
         shape = weight.shape
         for array, words in ((weight, "parameters"), (gradient, "gradients")):
             self._check(array, shape, words)
@@ -77,24 +77,24 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         if not isinstance(state, State) or state.shapes != shapes:
             got = f"arrays of the shapes {state.shapes}" if isinstance(state, State) else type(state).__name__
             name = type(self).__name__
-            raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
+            raise ProblemError(f"state: expected a state of {name} with arrays of the shapes {shapes}, got {got}")
 
     def _check(self, array: Any, shape: tuple[int, ...], words: str) -> None:
-        """Raise ProblemError for another array than a dense float32 one of this shape in mx.cpu()."""
+        """Raise ProblemError unless the array is dense, float32, of this shape and in mx.cpu()."""
         if array.dtype != np.float32 or array.stype != "default" or bridge.on_gpu(array) or array.shape != shape:
             expected = f"{type(self).__name__}: expected float32 {words}, dense, in mx.cpu(), of shape {shape}"
             got = f"{np.dtype(array.dtype).name}, {array.stype}, in {array.context}, of shape {array.shape}"
             raise ProblemError(f"{expected}, got {got}")
 
     def _check_apart(self, weights: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Raise ProblemError for parameters of one call that share memory with others or with gradients.
+        """Raise ProblemError if parameters of one call share memory with each other or with gradients.
 
-        MXNet's engine would wait for ever: the call would wait for itself.
+        MXNet's engine would deadlock: the call would wait for itself.
         """
         written, read = ({*map(array_version.variable_of, arrays)} for arrays in (weights, gradients))
         if len(written) < len(weights) or written & read:
             raise ProblemError(
-                f"{type(self).__name__}: expected parameters that share no memory with another one or a gradient of "
+                f"{type(self).__name__}: expected parameters that share no memory with each other or with gradients of "
                 "the call, got views of one array or one array twice; update copies, or each view in a separate call"
             )
 
@@ -107,13 +107,13 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         if not _are_examined(weights, gradients, states):
             for one in zip(weights, gradients, states):
                 self._examine(*one)
-            if array_version.is_readable():  # its trial must not run in MXNet's threads
+            if array_version.is_readable():  # called here first, since its trial must not run in MXNet's threads
                 self._check_apart(weights, gradients)
             call = object()
             for weight_, gradient, state_ in zip(weights, gradients, states):
                 state_.examined = weight_, gradient, call
         for number, one in zip(indices, states):
-            # A state that was loaded has the count, which Module does not save.
+            # A loaded state has its count of updates, which Module does not save elsewhere.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
         places = zip(_addresses(weights, states), _addresses(gradients, states))
         hosts = [one.host_arrays(pair) for one, pair in zip(states, places)]
@@ -136,11 +136,11 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
 
     Raises:
         ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), parameters of one call share
-            memory, or a state is not this class's. A gradient on a GPU that was changed or used before is reported by
-            a wait; all parameters are unchanged.
-        DeviceError: a GPU fails; raised by a wait for the first parameter. Without room, that GPU's parameters and
-            states are unchanged; otherwise they may have changed, even in part: load a checkpoint. Those of other GPUs
-            may be new.
+            memory, or a state is not this class's. If a gradient on a GPU was changed or already used, the next wait
+            for a parameter raises, and all parameters are unchanged.
+        DeviceError: a GPU fails; raised by a wait for the first parameter. If the GPU lacked memory, its parameters and
+            states are unchanged; otherwise they may be partly updated: load a checkpoint. Those of other GPUs may be
+            updated.
     """
 
     def _rule(self) -> Rule:

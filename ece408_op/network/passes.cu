@@ -1,15 +1,15 @@
-// Passes over memory: a factor and a number per channel, a border of zeros, softmax.
+// Passes over memory: a scale and a shift per channel, a border of zeros, softmax.
 //
-// A thread computes one output element, and neighbouring threads read and write neighbouring addresses; for softmax a
-// warp computes one row. Memory bandwidth limits all of them (below one FLOP per byte), so that arithmetic between a
-// load and a store costs nothing, and the activation ACTIVATION(v) is part of the same pass.
+// A thread computes one output element, or four with affine's float4 loads, and neighbouring threads access
+// neighbouring addresses; for softmax a warp computes one row. Memory bandwidth limits all kernels (below one FLOP per
+// byte), so that arithmetic between a load and a store costs nothing: affine also computes an activation.
 //
 // Restrictions: float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
-//     affine   CHANNELS; INNER: elements of one channel of one image; SHIFTED, SCALED, RESIDUAL: a number, a factor too,
-//              an array is added
+//     affine   CHANNELS; INNER: elements per channel of one image; SHIFTED: add a shift; SCALED: and multiply by a
+//              scale before; RESIDUAL: add an array
 //     border   H W PAD_ROWS PAD_COLUMNS
-//     softmax  N: elements of a row; LOGARITHM: its logarithm
+//     softmax  N: elements per row; LOGARITHM: compute the logarithm of the softmax
 
 #ifndef ACTIVATION
 #define ACTIVATION(v) (v)

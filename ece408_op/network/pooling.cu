@@ -1,33 +1,33 @@
 // Pooling of each plane x (H, W) into y (OH, OW), and its gradient. An activation follows in the same pass.
 //
-// A thread computes one output, or in the gradient a patch of inputs under the same windows; it reads its windows,
-// mostly from L1. Memory bandwidth limits both (below one FLOP per byte). Arrays are float32, NCHW, C-contiguous.
-// Constants, defined in front of this text:
+// In ``pool``, a thread computes one output; in ``pool_gradient``, a patch of inputs under the same windows. The loads
+// of overlapping windows hit mostly L1. Memory bandwidth limits both kernels (below one FLOP per byte). Arrays are
+// float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX         the type that counts outputs, or patches: 32 bits if they suffice
 //     sizes         HEIGHT, WIDTH, OUTPUT_; ROWS and COLUMNS of a window; STRIDE_, PAD_; WINDOWS_DOWN, _ACROSS: the
 //                   most windows over an input; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
 //     MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
-//     ACTIVATION(v), and DERIVATIVE(y), its derivative from its output
-//     SAVE_ARGMAX   argmax is filled: the row-major number within the window of the first element that is the maximum,
-//                   NONE if that is NaN; ARGMAX_TYPE: its type
+//     ACTIVATION(v), and DERIVATIVE(y), its derivative computed from its output y
+//     SAVE_ARGMAX   ``pool`` fills argmax with the row-major index in the window of the first maximum, or NONE if the
+//                   maximum is NaN; ARGMAX_TYPE: the type of argmax
 
-// The sizes are constants, so that divisions by them are multiplications.
+// The sizes are constants, so that the compiler turns divisions by them into multiplications.
 constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
 constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS;
 constexpr int pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
 // Whether all windows lie inside the image.
 constexpr bool INSIDE_ROWS = pad_rows == 0 && (OH - 1) * stride_rows + rows <= H;
 constexpr bool INSIDE_COLUMNS = pad_columns == 0 && (OW - 1) * stride_columns + columns <= W;
-// Whether the row of a window is a pair of neighbours, read at once.
+// Whether the row of a window is an aligned pair of elements, which one float2 load reads.
 constexpr bool PAIRS = columns == 2 && stride_columns == 2 && INSIDE_COLUMNS && W % 2 == 0;
-// The longest side of a window whose loops are unrolled.
+// Loops over a window's rows and columns are unrolled up to this length.
 constexpr int UNROLLED = SAVE_ARGMAX ? 4 : 16;
 constexpr ARGMAX_TYPE NONE = (ARGMAX_TYPE)-1;
 
 __device__ __forceinline__ INDEX first_element() { return (INDEX)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * blockDim.x; }
 
-// The elements that the mean of a window at (top, left) counts.
+// The divisor of the mean of the window at (top, left).
 __device__ __forceinline__ float counted(int top, int left) {
     const int bottom = top + rows, right = left + columns;
     const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
@@ -44,7 +44,7 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
         const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * (H * W);
         float result = MAXIMUM ? __int_as_float(0xff800000) : 0.f;
         int found = -1;
-        // A maximum is NaN from the first NaN on.
+        // A NaN in the window makes the maximum NaN.
         const auto take = [&result, &found](float v, int tap) {
             if (!MAXIMUM) {
                 result += v;
@@ -75,10 +75,10 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
     }
 }
 
-// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. argmax and y: of ``pool``.
-// A thread computes a patch of elements under the same windows; PATCHED: it has the size of the strides, and the
-// taps of the elements are constants.
+// out (planes, H, W) = for each element, the sum of the gradients dy (planes, OH, OW) of all windows whose first
+// maximum is the element or, for sums and means, of all windows over the element. argmax and y are outputs of ``pool``.
+// A thread computes a patch of elements under the same windows. If PATCHED, the patch has the size of the strides, and
+// the elements' positions in their windows are compile-time constants; otherwise a patch is one element.
 extern "C" __global__ void pool_gradient(const ARGMAX_TYPE *__restrict__ argmax, const float *__restrict__ y,
                                          const float *__restrict__ dy, float *__restrict__ out, long long count) {
     constexpr int patch_rows = PATCHED ? stride_rows : 1, patch_columns = PATCHED ? stride_columns : 1;

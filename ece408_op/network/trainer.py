@@ -1,14 +1,14 @@
 """Training steps of a network on one GPU or on several GPUs of one host: copies in, computation, copies out.
 
-The forward pass copies data, parameters and states to the GPU, where it saves all values, and outputs and new states
-back. The backward pass copies the outputs' gradients and the labels in. Gradients to parameters are copied out, or stay
-for an optimiser on the GPU (``_gpu_update``). What that updates stays on a GPU too (``_parameter_cache``).
+The forward pass copies data, parameters and states to the GPU, saves all values there, and copies outputs and new
+states back. The backward pass copies the outputs' gradients and the labels in. Gradients to parameters are copied out,
+or stay on the GPU for an optimiser (``_gpu_update``), whose updated parameters stay there too (``_parameter_cache``).
 
 Training on several GPUs is data parallel: each has all parameters and computes its share of the batch; the shares
 differ by at most one image. NCCL sums each parameter's gradients on one GPU, which hands the sum to MXNet or to the
-update: all GPUs get about equally many bytes, since to copy new parameters or gradients out takes long. BatchNorm
+update. All GPUs sum about equally many bytes, because copying new parameters or gradients out takes long. BatchNorm
 exchanges its sums within the passes, and normalizes with the mean and variance of the whole batch, so that results do
-not depend on the number of GPUs.
+not depend on the number of GPUs except for rounding.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from ._step import step, with_retry
 from ._training_gpu import GpuOperators
 from .engine import Engine
 
-#: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
+#: The rank's number is added to a step's seed from this bit on; the seed leaves these bits free.
 _SEED_SHIFT = 56
 
 
 class Trainer:
-    """The training steps of the network that the engines infer, each on another GPU; ``text`` is its graph."""
+    """The training steps of a network, whose graph is ``text``, on the GPUs of its inference engines."""
 
     def __init__(self, text: str, engines: Sequence[Engine]) -> None:
         self.network = _training.fused(parse(text))
-        # Its memory would stay until the next garbage collection: trainers stay as long as their first engine.
+        # A proxy, because the engine keeps its trainers: a reference cycle would hold GPU memory until the next garbage
+        # collection.
         self._engine: Engine = weakref.proxy(engines[0])
         self._gpus = [engine.gpu for engine in engines]
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
         self._graphs = None if _training.is_random(self.network) else GraphCache()
-        #: The passes that have been computed, by kind and shapes of the data.
+        #: The kinds of passes that have run, with the shapes of their data.
         self._known: BoundedDict[Hashable, bool] = BoundedDict(64)
         operators = [node.operator for _, node in self.network.operators]
         self._exchanges = any(isinstance(one, BatchNorm) and not one.use_global_stats for one in operators)
@@ -70,24 +71,25 @@ class Trainer:
         labels: Callable[[], Sequence[np.ndarray]],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> Forward:
-        """Fill the outputs, and the new states once all GPUs have computed; return what the backward pass needs.
+        """Fill the outputs, and the new states once all GPUs have computed; return the values for the backward pass.
 
-        The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Parameters are MXNet's memory. pinned: whether each array of data is. labels: returns them, in the
-        network's order. meanwhile: functions to call while the GPU computes. Raises DeviceError, with the GPU's number,
-        if one fails or has no memory, or if several have no NCCL; ProblemError if several are to share the batch of a
-        network that does not compute each image by itself, but for BatchNorm.
+        The arrays are C-contiguous float32, in the network's order, and states by number; outputs share no memory with
+        the others. Parameters are views of MXNet's memory. pinned: whether each array of data is pinned. labels:
+        returns the labels, in the network's order. meanwhile: functions to call while the GPU computes. Raises
+        DeviceError, with the GPU's number, if a GPU fails or lacks memory, and if there are several GPUs without NCCL.
+        Raises ProblemError if several GPUs are to share the batch of a network that, BatchNorm aside, does not compute
+        each image by itself.
         """
         network, shares = self.network, [slice(None)]
         if len(self._gpus) > 1:
-            gpus = min([len(self._gpus), *data[0].shape[:1]])  # none has no image
+            gpus = min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
             shares = [images for _, images in _inference.shares(self._engine, data, gpus)]
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         flags = {INPUT: [*pinned, *(False for _ in parameters)]}
 
         def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.SavedValues:
             inputs = [*map(rank.share_of, data), *parameters]
-            # All GPUs compute the same new states.
+            # Only the first GPU copies the new states out, since all compute the same ones.
             results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
 
             def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.SavedValues]:
@@ -137,11 +139,11 @@ class Trainer:
         deferred: Mapping[int, np.ndarray],
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Fill the gradients to variables, ``targets`` by number, and defer others on the GPUs for the update.
+        """Fill ``targets`` with the gradients to its variables, and keep those to ``deferred`` on GPUs for the update.
 
-        Those to parameters are the sums over all GPUs. labels: in the network's order. gradients: to the outputs, by
-        position. deferred: the gradients' arrays by number. A variable that no gradient reaches gets zeros. Raises
-        DeviceError as ``forward``.
+        Both map variables' numbers to host arrays; those of ``deferred`` are marked instead of filled. Gradients to
+        parameters are sums over all GPUs. A variable that no gradient reaches gets zeros. labels: in the network's
+        order. gradients: to the outputs, by position. Raises DeviceError as ``forward``.
         """
         one = Backward(self.network, before, labels, gradients, targets, deferred)
         checks = [lambda: mark(deferred.values()), *meanwhile]
@@ -154,7 +156,7 @@ class Trainer:
             first = self._is_first(one.kind, before.data_shapes)
             if any(rank.queued for rank in before.ranks) and not one.is_queued:
                 for gpu in gpus:
-                    # Both would use the same memory at the same time.
+                    # The queued pass that is not wanted uses the same memory as this one.
                     cuda.wait("training", gpu.stream)
             found, _ = self._on_ranks(before.shares, before.graphs, compute_share)
             if one.summed and len(gpus) > 1:
@@ -165,7 +167,7 @@ class Trainer:
                 self._on_ranks(before.shares, None, lambda rank, _: one.copy_out(rank, found[rank.number]))
             if before.graphs:
                 before.graphs.backward = None if gradients else one.kind
-        # A gradient may be in memory of the graphs, which is theirs while ``before`` lives.
+        # A gradient may be in the graphs' memory, which the graphs do not reuse while ``before`` is alive.
         memory = before if before.graphs else None
         owners = {number: rank for rank, numbers in enumerate(one.owned) for number in numbers}
         arrays = {number: found[owner].gradients[number] for number, owner in owners.items()}
@@ -183,10 +185,10 @@ class Trainer:
 
     @contextmanager
     def _locked(self, shares: Sequence[slice]) -> Iterator[list[Gpu]]:
-        """Keep other calls from the GPUs; the value is these."""
+        """Hold the locks of the GPUs that compute these shares; yield the GPUs."""
         gpus = self._gpus[: len(shares)]
         with ExitStack() as locks:
-            # In one order, for networks whose lists of GPUs have others.
+            # By number, so that networks with different orders of GPUs cannot deadlock.
             for gpu in sorted(gpus, key=lambda gpu: gpu.device.id):
                 locks.enter_context(gpu.lock)
             yield gpus
@@ -194,9 +196,9 @@ class Trainer:
     def _on_ranks(
         self, shares: Sequence[slice], graphs: Graphs | None, work: Callable[[Rank, Graphs | None], Any]
     ) -> tuple[list[Any], Graphs | None]:
-        """Return work(rank, graphs) for each share, and the graphs, or None if all is computed without them.
+        """Run work(rank, graphs) for each share; return the results, and the graphs, or None if they were not used.
 
-        The caller has the GPUs' locks.
+        The caller holds the GPUs' locks.
         """
         gpus = self._gpus[: len(shares)]
 
@@ -208,7 +210,7 @@ class Trainer:
                 return RankGroup(gpus, shares, communicator).run(lambda rank: work(rank, used)), used
             except RetryError as error:
                 if used:
-                    # Room may be there again at a later step.
+                    # After a lack of memory, a later step may capture again.
                     used.refuse() if isinstance(error, CaptureError) else used.drop()
                 raise
 
@@ -223,7 +225,7 @@ _trainers: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], Trainer]] = w
 
 
 def trainer_of(text: str, engines: Sequence[Engine]) -> Trainer:
-    """Return the trainer of the network that the engines infer; Gluon asks for it at each call."""
+    """Return the trainer for these inference engines, cached because Gluon makes an operator for each call."""
     known, numbers = _trainers.setdefault(engines[0], {}), tuple(engine.gpu.device.id for engine in engines)
     if numbers not in known:
         known[numbers] = Trainer(text, engines)

@@ -1,11 +1,11 @@
-// Passes of a training step over memory: sums and mixtures per channel, what BatchNorm computes between them, gradients
-// of activations, updates of parameters.
+// Passes of a training step over memory: sums and linear combinations per channel, BatchNorm's factors between them,
+// gradients of activations, updates of parameters.
 //
-// Each input element is read once and each output element written once. Memory bandwidth limits all of them (below one
+// Each input element is read once and each output element written once. Memory bandwidth limits all kernels (below one
 // FLOP per byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums
-// over a batch are float64, so that their errors do not grow with it.
+// over a batch are float64, so that their rounding errors stay small for large batches.
 //
-// Four consecutive elements of one channel are read at a time where VECTOR is 4, which needs inner % 4 == 0.
+// With VECTOR 4, a thread loads four consecutive elements of one channel at a time, which needs inner % 4 == 0.
 // Constants, defined in front of this text:
 //     INDEX                the type that counts elements: 32 bits if they suffice
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
@@ -33,12 +33,12 @@ __device__ __forceinline__ float passed(float x, float y, const float *relu, int
     return RELU != 2 || fmaf(relu[channel], y, relu[3 * channels + channel]) > 0.f ? x : 0.f;
 }
 
-// partial (parts, 2, channels): block (channel, part) sums x, and x (y - center), over every parts-th n.
+// partial (parts, 2, channels): block (channel, part) sums x, and x (y - center), over n = part, part + parts, ...
 extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const Elements *__restrict__ y,
                                         const double *center, const float *relu, double *partial, int n,
                                         int channels, int inner, int parts) {
     const int channel = blockIdx.x % channels, part = blockIdx.x / channels;
-    const int count = (n - part + parts - 1) / parts;  // of n in this part
+    const int count = (n - part + parts - 1) / parts;  // the number of n in this part
     const double c = center[channel];
     double sum = 0, products = 0;
     for (long long k = threadIdx.x; k < (long long)count * inner; k += THREADS) {
@@ -72,16 +72,16 @@ extern "C" __global__ void sum_parts(const double *partial, double *sums, int ch
 }
 
 #ifdef FIXED
-// The sum over the parts of one of partial's two sums (parts, 2, channels).
+// The sum over the parts of one of the two sums in partial (parts, 2, channels).
 __device__ __forceinline__ double total(const double *partial, int channels, int parts, int channel) {
     double sum = 0;
     for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + channel];
     return sum;
 }
 
-// From the sums of x and x^2 in partial: mean and variance of count elements in statistics, the factors of
-// channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance. Where several
-// GPUs share a batch, partial has a part for each.
+// Computes, from the sums of x and x^2 in partial, the mean and variance of count elements (statistics), the factors of
+// channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance. If several
+// GPUs share a batch, partial has one part per GPU.
 extern "C" __global__ void norm_factors(const double *partial, const float *gamma, const float *beta,
                                         const float *old_mean, const float *old_variance, const float *bias,
                                         double *statistics, float *factors, float *moving, int channels,
@@ -89,7 +89,7 @@ extern "C" __global__ void norm_factors(const double *partial, const float *gamm
     const int i = first_element();
     if (i >= channels) return;
     const double mean = total(partial, channels, parts, i) / count;
-    // In float64 the difference of squares is exact enough: float32 values have 24 bits.
+    // In float64, the cancellation in this difference is harmless: float32 values have 24 bits.
     double variance = total(partial + channels, channels, parts, i) / count - mean * mean;
     if (variance < 0) variance = 0;
     const double scale = (FIXED ? 1. : gamma[i]) / sqrt(variance + eps);
@@ -102,7 +102,7 @@ extern "C" __global__ void norm_factors(const double *partial, const float *gamm
     moving[channels + i] = momentum * old_variance[i] + (1 - momentum) * variance;
 }
 
-// From the sums of dy and dy (x - mean) in partial: the gradients to gamma and beta, and the factors of
+// Computes, from the sums of dy and dy (x - mean) in partial, the gradients to gamma and beta, and the factors of
 // channel_mix for the gradient to BatchNorm's input.
 extern "C" __global__ void norm_gradient_factors(const double *partial, const double *statistics,
                                                  const float *gamma, float *gradients, float *factors, int channels,
@@ -158,7 +158,7 @@ extern "C" __global__ void activation_gradient(const Elements *x, const Elements
 #endif
 
 #ifdef ADAM
-// One parameter, its gradient, its state's one or two arrays, their size, learning rate and weight decay.
+// One parameter, its gradient, the one or two arrays of its state, their element count, learning rate and weight decay.
 struct Row {
     float *w;
     const float *gradient;
@@ -168,14 +168,14 @@ struct Row {
 };
 
 // MXNet's SGD with momentum, and Adam (Kingma and Ba, 2015). blockIdx.y selects the parameter. beta1 is the momentum
-// for SGD. rest1 and rest2 are 1 - beta1 and 1 - beta2, rounded once: 1.f - beta2 is 5e-5 off for 0.999.
+// for SGD. rest1 and rest2 are 1 - beta1 and 1 - beta2, rounded once: 1.f - 0.999f has a relative error of 5e-5.
 extern "C" __global__ void update(const Row *rows, float scale, float clip, float beta1, float beta2, float rest1,
                                   float rest2, float epsilon) {
     const Row row = rows[blockIdx.y];
     for (INDEX i = first_element(); i < (INDEX)row.count; i += grid_stride()) {
         const float w = row.w[i];
         float g = scale * row.gradient[i];
-        // Comparisons leave a NaN as it is.
+        // These comparisons are false for a NaN, so it stays.
         const auto clipped = [clip](float v) { return v > clip ? clip : v < -clip ? -clip : v; };
         if (ADAM) {
             g = clipped(g + row.decay * w);
@@ -184,7 +184,7 @@ extern "C" __global__ void update(const Row *rows, float scale, float clip, floa
             row.w[i] = w - row.rate * mean / (sqrtf(variance) + epsilon);
         } else {
             g = clipped(g) + row.decay * w;
-            // Without a momentum, not 0 times what a step with NaN or infinity has left.
+            // Without momentum, do not multiply: 0 times a NaN or infinity of an earlier step would be NaN.
             const float kept = beta1 ? beta1 * row.first[i] : 0.f;
             const float momentum = row.first[i] = kept - row.rate * g;
             row.w[i] = w + momentum;

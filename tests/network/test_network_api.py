@@ -298,7 +298,7 @@ def test_a_label_without_a_shape_is_asked_for():
     symbol = S.SoftmaxOutput(S.FullyConnected(data, num_hidden=4, name="fc"), label, name="softmax")
     args = {"fc_weight": mx.nd.ones((4, 6)), "fc_bias": mx.nd.zeros(4)}
     node, *_ = ece408_op.gpu_network(symbol, args, for_training=True)
-    error = r"expected the shapes of all data and labels, of a dimension at least, got \(5, 6\), \(\); give all"
+    error = r"expected the shapes of all data and labels, with at least one dimension, got \(5, 6\), \(\); give all"
     with pytest.raises(RuntimeError, match=error):
         node.simple_bind(mx.cpu(), data=(5, 6))
     executor = node.simple_bind(mx.cpu(), data=(5, 6), softmax_label=(5, 1))

@@ -248,10 +248,10 @@ def test_arrays_that_do_not_fit_are_refused():
     for rule, shape in (("gpuadam", (3, 2)), ("gpusgd", (2, 2))):
         other = mx.optimizer.get_updater(mx.optimizer.create(rule))
         other.set_states(update.get_states())
-        with pytest.raises(ProblemError, match=r"state: expected one that .*got arrays of the shapes \[\(3, 2\)\]"):
+        with pytest.raises(ProblemError, match=r"state: expected a state of .*got arrays of the shapes \[\(3, 2\)\]"):
             other(0, mx.nd.ones(shape), mx.nd.ones(shape))
     update.states[0], update.states_synced[0] = mx.nd.zeros(3), True
-    with pytest.raises(ProblemError, match="state: expected one that GpuSGD has saved, .*got NDArray"):
+    with pytest.raises(ProblemError, match="state: expected a state of GpuSGD with arrays .*got NDArray"):
         update(0, mx.nd.zeros(3), mx.nd.zeros(3))
 
 
@@ -266,7 +266,7 @@ def test_parameters_that_share_memory_are_refused(shared):
     weights = {"parameters": [arrays[0], arrays[1]], "one twice": [gradients.copy()] * 2, "gradient": [gradients]}
     several = weights[shared]
     for alone in (False, True, True):  # also where each has been updated by itself
-        with pytest.raises(ProblemError, match="GpuSGD: expected parameters that share no memory with another one or"):
+        with pytest.raises(ProblemError, match="GpuSGD: expected parameters that share no memory with each other or"):
             update([*range(len(several))], [gradients] * len(several), several)
         for number, one in enumerate(several if alone else []):
             update(number, gradients if len(several) > 1 else mx.nd.ones(3), one)

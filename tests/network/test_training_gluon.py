@@ -57,7 +57,7 @@ def test_parts_around_a_layer_that_mxnet_computes(hybrid):
     net.initialize(mx.init.Xavier())
     x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (4, 3, 8, 8)))
     middle = net[1](net[0](x))
-    with pytest.raises(GraphError, match="LRN.*: unsupported operator.* between parts that each are a gpu_network"):
+    with pytest.raises(GraphError, match="LRN.*: unsupported operator.* between separate gpu_network nodes"):
         ece408_op.gluon.on_gpu(net, x)
     parts.add(ece408_op.gluon.on_gpu(net[0], x), net[1], ece408_op.gluon.on_gpu(net[2], middle))
     if hybrid:
