@@ -1,4 +1,4 @@
-"""The operator in Gluon: ``Conv2D``, ``replace``, which puts it into networks that exist, and ``on_gpu``.
+"""The operator in Gluon: the layer ``Conv2D``, ``replace`` for existing networks, and ``on_gpu`` for whole networks.
 
 net = mx.gluon.model_zoo.vision.resnet18_v1()
 ece408_op.gluon.replace(net)
@@ -20,7 +20,7 @@ from ece408_op.plugin.builder import Convolution
 
 
 class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
-    """mxnet.gluon.nn.Conv2D, computed by the operator: float32 in layout NCHW, with parameters of the same names.
+    """mxnet.gluon.nn.Conv2D, computed by the operator: float32 in layout NCHW, with the same parameter names.
 
     Args:
         args, keywords: those of mxnet.gluon.nn.Conv2D.
@@ -43,7 +43,7 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
             raise ProblemError(f"layout: expected NCHW, got {self._kwargs['layout']!r}; transpose the arrays")
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:  # noqa: N803 (as in MXNet)
-        """Return the convolution of x, and the activation of it if there is one."""
+        """Return the convolution of x, with the layer's activation applied if it has one."""
         options = {name: getattr(self._options, name) for name in ("impl", "device", "precision")}
         # A symbol gets the block's prefix in front of its name.
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.name}_fwd"
@@ -54,17 +54,17 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
 def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     """Return a block that computes a HybridBlock on a GPU, for arrays in ``mx.cpu()``, in training and inference.
 
-    It has the same Parameter objects, so that a trainer of the one trains the other, and saves and loads the block's
-    files of parameters. Its outputs are those of the block, in one list if there are several. Forward and backward
-    passes are ``gpu_network``'s.
+    The new block shares the Parameter objects of ``block``, so that a trainer of one block trains the other, and its
+    save_parameters and load_parameters are those of ``block``. It returns the same outputs, several as one list.
+    ``gpu_network`` computes the forward and backward passes.
 
     Args:
         block: the network, initialised.
-        examples: arrays for its inputs; only their shapes matter: they complete the shapes of the parameters.
+        examples: one array per input; only the shapes matter, which complete the shapes of the parameters.
         options: impl, precision, device_id, device_ids and gradients of ``gpu_network``.
 
     Raises:
-        ProblemError: block is no HybridBlock or not float32, or there is no example; or as ``gpu_network``.
+        ProblemError: block is not a HybridBlock or not float32, or there is no example; or as ``gpu_network``.
         GraphError: as ``gpu_network``, with ``for_training``.
     """
     if not isinstance(block, mx.gluon.HybridBlock):
@@ -76,7 +76,7 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     if isinstance(block, _OnGpu):
         block = block.original
     names = ["data"] if len(examples) == 1 else [f"data{number}" for number in range(len(examples))]
-    # With a type, from which MXNet infers those of the parameters.
+    # The type lets MXNet infer the types of the parameters.
     variables = [mx.sym.Variable(name, dtype=np.float32) for name in names]
     if mx.util.is_np_array():
         variables = [variable.as_np_ndarray() for variable in variables]
@@ -84,7 +84,7 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     symbol = outputs[0] if len(outputs) == 1 else mx.sym.Group(outputs, type(outputs[0]))
     inferred = symbol.infer_shape(**{name: example.shape for name, example in zip(names, examples)})
     parameters, arrays = block.collect_params(), []
-    # Not block.infer_shape, which fails for a block with parameters that its output does not depend on.
+    # block.infer_shape would fail for a block with parameters on which its output does not depend.
     for needed, shapes in zip((symbol.list_arguments(), symbol.list_auxiliary_states()), inferred[::2]):
         for name, shape in zip(needed, shapes or ()):
             if name in parameters:
@@ -98,17 +98,17 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
 
 
 class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
-    """A block that computes another one on a GPU; it saves and loads that block's files of parameters."""
+    """A block that computes the block ``original`` on a GPU, and saves and loads that block's parameter files."""
 
     original: Any
 
     def __init__(self, node: Any, variables: list[Any], original: Any) -> None:
         super().__init__(node, variables, original.collect_params())
-        # Past Block's own method, which would make the block a child.
+        # Block.__setattr__ would make the original block a child.
         object.__setattr__(self, "original", original)
 
     def forward(self, *arrays: Any) -> Any:
-        # A DataLoader makes arrays in shared or pinned memory, which an MXNet graph with arrays in mx.cpu() refuses.
+        # A DataLoader makes arrays in shared or pinned memory; MXNet refuses them in a graph with arrays in mx.cpu().
         moved = (isinstance(x, mx.nd.NDArray) and x.context.device_type.startswith("cpu_") for x in arrays)
         return super().forward(*(x.as_in_context(mx.cpu()) if moves else x for x, moves in zip(arrays, moved)))
 
@@ -136,21 +136,20 @@ def replace(
 ) -> Replaced:
     """Make the 2-D convolutions of a Gluon block compute with the operator, in place, before training or after.
 
-    Parameters, their names, and trainers that have them stay as they are, and so does everything else of the network.
-    Layers of class Conv2D and convolutions of a SymbolBlock are replaced. Convolutions that a block calls itself, by
-    ``F.Convolution``, are not seen; ``replace_convolution`` sees them in the symbol. Layers that are replaced already
-    get the new options.
+    Nothing else changes: parameters, their names and trainers stay valid. Layers of class Conv2D and convolutions of a
+    SymbolBlock are replaced. ``F.Convolution`` in a block's own code is not replaced; use ``replace_convolution`` on
+    the block's symbol. Layers that are replaced already get the new options.
 
     Args:
         block: a Gluon block, with all its children.
         impl: as in ``ece408_op.New``.
         device: as in ``ece408_op.New``.
         precision: as in ``ece408_op.New``.
-        where: as in ``ece408_op.replace_convolution``. With "faster", a layer of unknown shape is left: compute one
-            batch first.
+        where: as in ``ece408_op.replace_convolution``. With "faster", a layer of unknown shape is not replaced: compute
+            one batch first.
 
     Raises:
-        ProblemError: an option is unknown, or block is no Gluon block.
+        ProblemError: an option is unknown, or block is not a Gluon block.
     """
     options = api.checked_options(impl, device, precision, where)
     if not isinstance(block, mx.gluon.Block):

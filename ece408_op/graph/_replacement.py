@@ -1,7 +1,7 @@
 """Replacement of Convolution nodes by the operator.
 
-The nodes keep their order and number. A replaced node gets a new op, name and attributes, and the variables of its
-weight and bias, if nothing else uses them, the matching names.
+The nodes keep their order and number. A replaced node gets a new op, name and attributes. The variables of its weight
+and bias get matching names if nothing else uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ CONVOLUTION = "Convolution"
 
 
 class Replacements(NamedTuple):
-    """replaced: old node names to new ones; left: a node's name to all reasons; parameters: old names to new ones."""
+    """The names of replaced, left and renamed nodes.
+
+    replaced: old node names to new ones. left: the name of a node that stays, to the reasons. parameters: old parameter
+    names to new ones.
+    """
 
     replaced: dict[str, str]
     left: dict[str, str]
@@ -40,7 +44,7 @@ def replace(
 ) -> Replacements:
     """Turn each Convolution that the operator supports into ``New``, in place.
 
-    options: impl, device and precision of the new nodes. types: the type of a node's output where it is known. taken:
+    options: impl, device and precision of the new nodes. types: the known types of nodes' outputs, by node name. taken:
     names that no new node, output or parameter may have. excluded: nodes to leave, with the reason. renames: whether
     parameters are renamed.
     """
@@ -70,7 +74,7 @@ def replace(
         for role, entry in zip(attributes.inputs[1:], node.inputs[1:]):
             variable = graph.nodes[entry.node]
             if variable.name in parameters:
-                # The first layer that uses a parameter names it for all of them.
+                # A shared parameter is named after the first layer that uses it.
                 parameters.remove(variable.name)
                 result.parameters[variable.name] = f"{name}_{role}"
                 _rename(variable, f"{name}_{role}", node)
@@ -80,7 +84,7 @@ def replace(
 
 
 def _read(node: Node, options: Attributes, dtype: str | None) -> tuple[Attributes | None, list[str]]:
-    """Return a Convolution's attributes, with the options, and the reasons why the operator cannot replace it."""
+    """Return a Convolution's attributes with the options, None if invalid, and the reasons against a replacement."""
     own = {key: value for key, value in node.attrs.items() if not is_mxnets_own(key)}
     given = {"impl": options.impl, "device": options.device, "precision": options.precision}
     reasons = [] if dtype in (None, "float32") else [f"type {dtype}: New takes float32 only"]
@@ -98,7 +102,7 @@ def _names_of(name: str) -> set[str]:
 
 
 def _parameters_of(graph: Graph, chosen: list[Node], names: Mapping[str, int]) -> set[str]:
-    """Return the names of the variables that are weights or biases of chosen nodes and nothing else."""
+    """Return the names of the variables that are only used as weights or biases of chosen nodes, each in one role."""
     uses, roles = graph.uses(), Counter[tuple[int, int]]()
     for node in chosen:
         roles.update((entry.node, place) for place, entry in enumerate(node.inputs) if place)
@@ -107,7 +111,7 @@ def _parameters_of(graph: Graph, chosen: list[Node], names: Mapping[str, int]) -
 
 
 def _rename(parameter: Node, name: str, node: Node) -> None:
-    """Give the variable its new name, without the attributes that MXNet copied from the Convolution and New lacks."""
+    """Rename the variable, and remove those attributes that MXNet copied from the Convolution and ``New`` lacks."""
     copied = {key for key in set(KNOWN) - {"kernel", "num_filter"} if parameter.attrs.get(key) == node.attrs.get(key)}
     parameter.name = name
     parameter.attrs = {key: value for key, value in parameter.attrs.items() if key not in copied | {LAYER}}

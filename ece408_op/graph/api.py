@@ -1,4 +1,4 @@
-"""Networks as files and graphs: original files opened and written, Convolution replaced by the operator.
+"""Open and write network files in the original format, and replace Convolution by the operator in a graph.
 
     symbol, arg_params, aux_params = load_checkpoint("models/ece408-high", 1)
     symbol, arg_params, replaced, left = replace_convolution(symbol, arg_params)
@@ -32,11 +32,11 @@ from .symbol_graph import Graph
 Arrays = dict[str, Any]
 Prefix = Union[str, "os.PathLike[str]"]
 
-#: The ``where`` of errors in a graph that came from no file.
+#: The ``where`` of errors in a graph that does not come from a file.
 _SYMBOL = "symbol"
 _KINDS = ("arg", "aux")
 
-#: The values of ``where``, and the reason for a layer that "faster" leaves.
+#: The values of ``where``, and the reason given for layers that "faster" does not replace.
 WHERE = ("all", "faster")
 SLOWER = "MXNet's own Convolution is expected to be faster"
 
@@ -68,7 +68,7 @@ def load_checkpoint(
 ) -> tuple[Any, Arrays, Arrays]:
     """Load the network in PREFIX-symbol.json and PREFIX-EPOCH.params.
 
-    This is mx.model.load_checkpoint for files with ``New`` nodes as well, in every spelling that MXNet has written.
+    Like mx.model.load_checkpoint, but it also supports files with ``New`` nodes, in every MXNet version's spelling.
 
     Args:
         prefix: the path of the files up to "-symbol.json".
@@ -77,14 +77,14 @@ def load_checkpoint(
             than the defaults override the file's.
         device: as in ``ece408_op.New``.
         precision: as in ``ece408_op.New``.
-        fuse: merge each ``New``, the tanh of its output and the 2 x 2 max-pooling of that into one node, named as the
-            pooling, if nothing else reads the values in between.
+        fuse: merge each ``New``, the tanh after it and the 2 x 2 max-pooling after the tanh into one node, named like
+            the pooling, if nothing else reads the values in between.
 
     Returns:
         (symbol, arg_params, aux_params); the arrays are on mx.cpu() and have the types of the file.
 
     Raises:
-        GraphError: a file is missing, broken or damaged, or the weights do not fit the symbol; names file and node.
+        GraphError: a file is missing or damaged, or the weights do not fit the symbol; the message names file and node.
         ProblemError: impl, device or precision is unknown.
     """
     options = checked_options(impl, device, precision).as_text()
@@ -146,7 +146,7 @@ def save_checkpoint(
     text = graph.dump("attr") + "\n"
     with replacing(symbol_file) as symbol_stream:
         symbol_stream.write(text.encode("utf-8"))
-        symbol_stream.flush()  # whatever fails from here on is the other file's
+        symbol_stream.flush()  # so that later errors concern only the other file
         with replacing(params_file) as params_stream:
             params_stream.write(params_content)
 
@@ -163,12 +163,12 @@ def replace_convolution(
     renames: bool = True,
     warn: bool = True,
 ) -> Replaced:
-    """Return a network with ``New`` in place of every Convolution that it supports, for inference or training.
+    """Return a network with ``New`` in place of every Convolution that ``New`` supports, for inference or training.
 
     ``New`` supports all 2-D Convolutions in NCHW and float32 outside of control flow. The new nodes are named new0,
-    new1, ..., without names that exist already. A weight or bias that only replaced nodes use gets the name of the
-    first of them (new0_weight); others keep their names. Nothing else changes, and the caller's objects stay as they
-    are.
+    new1, ...; names that exist already are skipped. A weight or bias that only replaced nodes use is named after the
+    first of these nodes (new0_weight); others keep their names. Nothing else changes, and the caller's objects are not
+    modified.
 
     Args:
         symbol: the network, an MXNet Symbol.
@@ -178,11 +178,12 @@ def replace_convolution(
         precision: as in ``ece408_op.New``.
         fuse: merge each ``New`` with tanh and pooling, as in load_checkpoint.
         where: "all", or "faster" to leave the layers that MXNet is expected to compute faster on this device.
-        renames: whether parameters get names of the new layers.
+        renames: whether parameters are renamed after the new nodes.
         warn: print one line on stderr if some of the new nodes are expected to be slower than MXNet's Convolution.
 
     Raises:
-        GraphError: a weight's shape does not fit its layer, arg_params are no arrays, or the symbol has no JSON.
+        GraphError: a weight's shape does not fit its layer, arg_params has values that are not arrays, or the symbol
+            cannot be written as JSON.
         ProblemError: impl, device, precision or where is unknown.
     """
     options = checked_options(impl, device, precision, where)
@@ -215,12 +216,12 @@ def graph_of(symbol: Any) -> Graph:
     """Return the graph of an MXNet symbol; raises GraphError for anything else."""
     if not isinstance(symbol, mx.sym.Symbol):
         raise GraphError(f"{_SYMBOL}: expected an mxnet Symbol, got {type(symbol).__name__}")
-    # By default tojson drops the casts that mixed precision put in.
+    # By default, tojson drops the casts that automatic mixed precision inserted.
     return Graph.parse(symbol.tojson(remove_amp_cast=False), _SYMBOL)
 
 
 def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the shapes of the Convolutions' weights, by node, as far as parameters or earlier layers give them."""
+    """Return the shapes of the Convolutions' weights by node name, () if unknown, from parameters or by inference."""
     inferred: dict[str, tuple[int, ...]] = {}
     convolutions = [node for node in graph.nodes if node.op == _replacement.CONVOLUTION]
     if not known:
@@ -239,9 +240,9 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
 
 
 def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: Attributes) -> bool:
-    """Return whether New is expected to be slower than MXNet's own with a weight of this shape, 0 or () if unknown.
+    """Return whether ``New`` is expected to be slower than MXNet's own Convolution with a weight of this shape.
 
-    ``attributes`` are those of the Convolution, strings or values.
+    False if the shape is not known: () or with sizes of 0. attributes: the Convolution's, as text or values.
     """
     device = options.device or dispatch.device_of(options.impl, "cpu")
     groups = int(attributes.get("num_group", 1))
@@ -251,7 +252,7 @@ def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: A
 
 
 def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> Attributes:
-    """Return the options of layers, as attributes of one; raises ProblemError for a wrong one."""
+    """Return these options as the Attributes of a layer of any size; raises ProblemError for a wrong option."""
     if where not in WHERE:
         raise ProblemError(f"where: expected one of {', '.join(WHERE)}; got {where!r}")
     return Attributes.parse({"kernel": (1, 1), "num_filter": 1, "impl": impl, "device": device, "precision": precision})
@@ -277,7 +278,7 @@ def _text(file: Path) -> str:
     try:
         return _bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise GraphError(f"{file}: expected a symbol in UTF-8, got byte {error.start} of something else") from None
+        raise GraphError(f"{file}: expected a symbol in UTF-8, got an invalid byte at {error.start}") from None
 
 
 def _symbol(graph: Graph, where: str) -> Any:
@@ -293,7 +294,7 @@ def _symbol(graph: Graph, where: str) -> Any:
 
 
 def _types(internals: Any) -> dict[str, str]:
-    """Return the types that MXNet infers from the graph alone, by node."""
+    """Return the names of the types that MXNet infers from the graph without input types, by node name."""
     try:
         _, types, _ = internals.infer_type_partial()
     except mx.MXNetError:

@@ -1,6 +1,6 @@
 """Fusion of ``New``, tanh and max-pooling: a rewrite of a graph that computes them in one pass over memory.
 
-It looks at a node and at the node that its first input comes from, if nothing else reads the value in between.
+Nodes are merged if each is the first input of the next one, and nothing else reads the values in between.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ece408_op.plugin.attributes import FULL, LAYER, integers
 from .node_conversion import is_new, parsed
 from .symbol_graph import Graph, Node
 
-#: A Pooling's attributes that change how MXNet computes it, not the result of 2 x 2 maxima.
+#: Attributes of a Pooling that do not change the result of 2 x 2 maxima.
 _IRRELEVANT = ("cudnn_off", "p_value", "count_include_pad")
-#: The values of its other attributes, but for its sizes, that a fused node can compute.
+#: The values that a fused node supports for a Pooling's other attributes, except its sizes.
 _FUSED = {
     "pool_type": ("max",),
     "pooling_convention": ("valid", "full"),
@@ -27,7 +27,7 @@ _FUSED = {
 def fuse_tanh_pool(graph: Graph) -> Graph:
     """Return the graph with every chain of ``New``, tanh and Pooling as one ``New`` with the name of the Pooling.
 
-    The Pooling takes the maximum of 2 x 2 with stride 2, without padding. The nodes have no operators yet.
+    The Pooling must take the maximum of 2 x 2 with stride 2, without padding. ``Node.operator`` is not used.
     """
     source, replaced, dropped = only_source(graph), {}, set()
     for index, pool in enumerate(graph.nodes):
@@ -48,7 +48,10 @@ def fuse_tanh_pool(graph: Graph) -> Graph:
 
 
 def only_source(graph: Graph) -> Callable[[int], int | None]:
-    """Return a function from a node to the operator that feeds its first input, if nothing else reads that operator."""
+    """Return a function that returns the operator node that feeds a node's first input, if it has no other reader.
+
+    The function takes and returns numbers of nodes; it returns None for a variable or several readers.
+    """
     uses = graph.uses()
 
     def source(index: int) -> int | None:

@@ -1,6 +1,6 @@
-"""The operator's nodes in a graph: from the original files' op ``New`` to MXNet 1.9.1's ``Custom`` and back.
+"""Convert the operator's nodes in a graph from the original files' op ``New`` to MXNet 1.9.1's ``Custom`` and back.
 
-An original file has op ``New``; MXNet 1.9.1 knows that operator as op ``Custom`` with op_type ``New``.
+In an original file, a node of the operator has op ``New``; in MXNet 1.9.1, it has op ``Custom`` and op_type ``New``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CUSTOM = "Custom"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-#: What MXNet copies from an operator to the variables that it creates for its inputs, besides the original attributes.
+#: The attributes that MXNet copies from a node to the variables that it creates for the node's inputs, except those
+#: that original files have.
 _INHERITED = ("op_type", "impl", "device", "precision", "fuse", LAYER)
 
 
@@ -42,13 +43,13 @@ def attributes_of(node: Node, where: str) -> Attributes:
 
 
 def as_custom(attributes: Attributes, mxnets: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes of a ``Custom`` node; ``mxnets`` has MXNet's own attributes among others."""
+    """Return the attributes of a ``Custom`` node: the operator's, and MXNet's own ones from ``mxnets``."""
     own = {key: value for key, value in mxnets.items() if is_mxnets_own(key) and key != LAYER}
     return {**own, **attributes.as_text(), "op_type": NEW}
 
 
 def to_custom(graph: Graph, where: str, options: Mapping[str, str]) -> None:
-    """Turn every ``New`` node into one that MXNet 1.9.1 runs, in place.
+    """Turn every ``New`` node into a ``Custom`` node, which MXNet 1.9.1 can run, in place.
 
     options: impl, device and precision that replace those of the file. Raises GraphError, which names the node.
     """
@@ -65,10 +66,11 @@ def to_custom(graph: Graph, where: str, options: Mapping[str, str]) -> None:
 
 
 def to_original(graph: Graph, where: str) -> None:
-    """Turn every ``Custom`` node of type ``New`` into the original's, in place.
+    """Turn every ``Custom`` node of type ``New`` into one of op ``New`` as in original files, in place.
 
-    Only a Convolution's attributes that are not the operator's default and MXNet's own stay: of a layer of the course,
-    kernel and num_filter, which the original's reader accepts. Raises GraphError for a fused node.
+    The node keeps MXNet's own attributes, kernel and num_filter, and those of Convolution's attributes that differ from
+    the operator's default. For a layer of the course, these are kernel and num_filter, which the course's MXNet
+    accepts. Raises GraphError for a fused node.
     """
     for node, parent, label, _ in graph.locations(where):
         if not is_new(node):
@@ -95,9 +97,10 @@ def check_arrays(params: Any, name: str) -> None:
 
 
 def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> None:
-    """Check the shapes of parameters, by name, against every node that has them as weights.
+    """Check the shapes of parameters, by name, against every node that reads them as weight or bias.
 
-    Raises GraphError, which names the node, if one has the wrong shape or, if required, a ``New`` has none.
+    Raises GraphError, which names the node, if a shape is wrong or, with ``required``, a parameter of a ``New`` is
+    missing.
     """
     for node, parent, label, parents in graph.locations(where):
         if parents:

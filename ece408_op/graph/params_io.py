@@ -1,11 +1,11 @@
-"""MXNet's parameter files (``.params``) as NumPy arrays: read, checked, written, without MXNet.
+"""Read, check and write MXNet's parameter files (``.params``) as NumPy arrays, without MXNet.
 
 A file is little-endian: the number 0x112, a zero, the count of arrays, the arrays, the count of names, the names. An
 array starts with a magic number for its version, then has its storage type (since the second version), its shape, its
 device, its type and its values. (MXNet, src/ndarray/ndarray.cc.)
 
-MXNet's own reader trusts the sizes in a file: two wrong bytes can make it allocate more memory than there is. This one
-checks every size against the bytes that are left.
+MXNet's own reader trusts the sizes in a file: two wrong bytes can make it allocate more memory than there is. This
+module checks every size against the remaining bytes.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def read(content: bytes, where: str) -> Arrays:
 def write(arrays: Mapping[str, np.ndarray], where: str) -> bytes:
     """Return a parameter file's content, in the first version of the format with 64-bit shapes.
 
-    MXNet 0.10, of 2017, knows no later one, and 1.9.1 still reads it. Raises GraphError for an array of a type that the
-    format lacks, or without elements.
+    MXNet 0.10, of 2017, reads no later version, and 1.9.1 still reads this one. Raises GraphError for an array that is
+    empty or has a type that the format lacks.
     """
     parts = [struct.pack("<QQQ", _FILE_MAGIC, 0, len(arrays))]
     for name, array in arrays.items():
@@ -78,7 +78,7 @@ def write(arrays: Mapping[str, np.ndarray], where: str) -> bytes:
 
 
 class _Reader:
-    """Takes the bytes of a file in order."""
+    """Reads the bytes of a file in order, and checks that enough are left."""
 
     def __init__(self, content: bytes, where: str) -> None:
         self._content, self._position, self.where = content, 0, where
@@ -106,7 +106,7 @@ def _read_array(reader: _Reader, what: str) -> np.ndarray:
     if magic in (_V2, _V3):
         (storage,) = reader.numbers("<i", what)
         reader.check(storage == 0, what, f"a dense array, got a sparse one (storage {storage})")
-    # The oldest arrays have no magic number: they start with the number of dimensions, and lengths have 32 bits.
+    # The oldest format has no magic number: an array starts with its number of dimensions, and lengths have 32 bits.
     oldest = magic not in (_V1, _V2, _V3)
     dimensions = magic if oldest else reader.numbers("<I", what)[0]
     least = 0 if magic == _V3 else 1

@@ -1,8 +1,8 @@
 """``Graph``: the nodes of an MXNet symbol as plain Python objects, read from JSON, checked, changed and written.
 
-A symbol file is a list of nodes in JSON. MXNet spelled a node's attributes in three ways, and all are read here:
-``param`` with the user's own attributes in ``attr`` (before 0.9), ``attr`` (to 1.0) and ``attrs`` (later). An entry
-refers to a node's output: [node, output] or [node, output, version]. (nnvm, src/pass/saveload_json.cc; MXNet,
+A symbol file is a list of nodes in JSON. MXNet's versions have three spellings of a node's attributes, and this module
+reads all: ``param`` with the user's own attributes in ``attr`` (before 0.9), ``attr`` (to 1.0) and ``attrs`` (later).
+An entry refers to a node's output: [node, output] or [node, output, version]. (nnvm, src/pass/saveload_json.cc; MXNet,
 src/nnvm/legacy_json_util.cc.) Nothing here needs MXNet.
 """
 
@@ -25,7 +25,7 @@ _SPELLINGS = ("param", "attr", "attrs")
 _NODE_FIELDS = {"op", "name", "inputs", *_SPELLINGS, "control_deps", "subgraphs", "backward_source_id"}
 _GRAPH_FIELDS = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
 
-#: The deepest nesting of subgraphs that is read: MXNet reads them by recursion.
+#: The deepest accepted nesting of subgraphs, limited because MXNet reads them recursively.
 _DEEPEST = 16
 
 #: The first MXNet version whose files 1.9.1 reads unchanged, and 1.9.1 itself.
@@ -33,7 +33,7 @@ _UNCHANGED_SINCE, _TODAY = 1100, 10901
 
 
 class Entry(NamedTuple):
-    """One output of the node with that number."""
+    """One output of a node; ``node`` is the node's number."""
 
     node: int
     output: int = 0
@@ -48,15 +48,15 @@ class Node:
     name: str
     attrs: dict[str, str] = field(default_factory=dict)
     inputs: list[Entry] = field(default_factory=list)
-    #: The numbers of nodes that run before this one although it does not read them.
+    #: The numbers of nodes that must run before this node, although it does not read their outputs.
     control_deps: list[int] = field(default_factory=list)
     #: The bodies of control flow, and operators that MXNet fused.
     subgraphs: list[Graph] = field(default_factory=list)
-    #: Set by ``ece408_op.network``, and not written: the op with its attributes parsed, and the activation that the
-    #: node applies to its output.
+    #: Set by ``ece408_op.network`` and not written to files: the op with parsed attributes, and the activation that
+    #: the node applies to its output.
     operator: Any = None
     epilogue: str | None = None
-    #: Set by it, too: the number of the node, in the graph as it was parsed, that has this one's output.
+    #: Set by ``ece408_op.network`` too: the number that the node with this output has in the graph before fusion.
     origin: int = -1
 
     @property
@@ -66,7 +66,7 @@ class Node:
 
 
 class Location(NamedTuple):
-    """A node, its graph, a label for error messages, and the names of the nodes that contain the graph."""
+    """A node, its graph, a label for error messages, and the names of the nodes around that graph, outermost first."""
 
     node: Node
     graph: Graph
@@ -76,9 +76,9 @@ class Location(NamedTuple):
 
 @dataclass
 class Graph:
-    """A symbol: its nodes, its outputs (``heads``) and its own attributes, such as MXNet's version.
+    """A symbol: its nodes, its outputs (``heads``) and the graph's attributes, such as MXNet's version.
 
-    row_ptr: the number of the first output of each node, counted over all nodes, where MXNet wrote it.
+    row_ptr: the number of each node's first output, counted over all nodes' outputs; None unless MXNet wrote it.
     """
 
     nodes: list[Node]
@@ -107,8 +107,8 @@ class Graph:
     def for_mxnet(self) -> str:
         """Return the text to load with MXNet 1.9.1.
 
-        MXNet prints a message about each file older than itself. Files since 0.11 without attributes in an old
-        spelling need no upgrade, so this text says that 1.9.1 wrote them.
+        MXNet prints a message for each file of an older version. Files since 0.11 without attributes in an old spelling
+        need no upgrade, so this text has the version 1.9.1 for them, which avoids the message.
         """
         version = (self.attrs.get("mxnet_version") or [0])[-1]
         old = any(OLD_HIDDEN.fullmatch(key) for place in self.locations("") for key in place.node.attrs)
@@ -127,14 +127,14 @@ class Graph:
                 stack += [(inner, here, (*parents, node.name)) for inner in node.subgraphs]
 
     def uses(self) -> Counter[int]:
-        """Count how often each node is read: by other nodes, as an output of the graph, or as a control dependency."""
+        """Count the uses of each node: as an input, as an output of the graph, and as a control dependency."""
         uses = Counter(entry.node for node in self.nodes for entry in node.inputs)
         uses.update(head.node for head in self.heads)
         uses.update(source for node in self.nodes for source in node.control_deps)
         return uses
 
     def ordered(self) -> Graph:
-        """Return the nodes that the heads need, each after its inputs, in the order of MXNet's lists of arguments."""
+        """Return the graph of the nodes that the heads need, each after its inputs, in MXNet's order of arguments."""
         done: dict[int, None] = {}
         stack = [(head.node, False) for head in reversed(self.heads)]
         while stack:
@@ -147,14 +147,14 @@ class Graph:
         return self._selected(list(done))
 
     def without(self, dropped: Collection[int]) -> Graph:
-        """Return the graph without these nodes, which nothing reads any more."""
+        """Return the graph without these nodes, which no other node may read."""
         return self._selected([index for index in range(len(self.nodes)) if index not in dropped])
 
     def check_outputs(self, where: str) -> None:
         """Raise GraphError if an entry refers to an output that its node does not have.
 
-        MXNet does not check that, and reads beyond its memory. Only MXNet knows how many outputs a node has, so the
-        graph is one that MXNet wrote, with ``row_ptr``.
+        MXNet does not check these numbers, and would read out of bounds. Only MXNet knows how many outputs a node has,
+        so the graph must come from JSON that MXNet wrote, with ``row_ptr``.
         """
         assert self.row_ptr is not None, "MXNet writes node_row_ptr"
         asked = [(e, _label(where, i, node.name)) for i, node in enumerate(self.nodes) for e in node.inputs]
@@ -188,14 +188,14 @@ class Graph:
             present = {key: value for key, value in optional.items() if value}
             nodes.append({"op": node.op, "name": node.name, "inputs": node.inputs, **present})
         variables = [index for index, node in enumerate(self.nodes) if node.op == VARIABLE]
-        # node_row_ptr is left out: every reader counts the outputs itself.
+        # Without node_row_ptr, because every reader counts the outputs itself.
         whole = {"nodes": nodes, "arg_nodes": variables, "heads": self.heads}
         return {**whole, "attrs": self.attrs} if self.attrs else whole
 
 
 def _graph(raw: Any, where: str, depth: int) -> Graph:
     if depth > _DEEPEST:
-        raise GraphError(f"{where}: expected at most {_DEEPEST} subgraphs within each other, got more")
+        raise GraphError(f"{where}: expected at most {_DEEPEST} levels of nested subgraphs, got more")
     whole = isinstance(raw, dict) and isinstance(raw.get("nodes"), list)
     _expect(whole, where, "a symbol, an object with a list of nodes", raw)
     _check_keys(raw, _GRAPH_FIELDS, where)
@@ -225,7 +225,7 @@ def _node(raw: Any, index: int, count: int, where: str, depth: int) -> Node:
 
 
 def _attributes(raw: Mapping[str, Any], label: str) -> dict[str, str]:
-    """Merge the three spellings; as in MXNet, the later spelling's value of a key is valid."""
+    """Merge the three spellings; as in MXNet, a later spelling's value for a key overrides an earlier one's."""
     merged: dict[str, str] = {}
     for spelling in _SPELLINGS:
         given = raw.get(spelling, {})
@@ -239,7 +239,7 @@ def _attributes(raw: Mapping[str, Any], label: str) -> dict[str, str]:
 def _check_keys(raw: Mapping[str, Any], known: set[str], label: str) -> None:
     unknown = sorted(set(raw) - known)
     if unknown:
-        hint = " (attributes stand under attrs, attr or param)" if "op" in known else ""
+        hint = " (attributes belong under attrs, attr or param)" if "op" in known else ""
         raise GraphError(f"{label}: expected only {', '.join(sorted(known))}; got {', '.join(unknown)}{hint}")
 
 
@@ -273,7 +273,7 @@ def _check_acyclic(nodes: list[Node], where: str) -> None:
     except CycleError as error:
         index = min(error.args[1])
         label = _label(where, index, nodes[index].name)
-        raise GraphError(f"{label}: inputs: expected nodes that do not depend on this one, got a circle") from None
+        raise GraphError(f"{label}: inputs: expected nodes that do not depend on this one, got a cycle") from None
 
 
 def _label(where: str, index: int, name: str) -> str:

@@ -49,7 +49,7 @@ BROKEN = {
     "head beyond the file": (lambda g, n: g.update(heads=[[11, 0, 0]]), "heads.*got node 11"),
     "no head": (lambda g, n: g.update(heads=[]), "heads.*at least one"),
     "heads missing": (lambda g, n: g.pop("heads"), "heads.*got nothing"),
-    "circle": (lambda g, n: n[NEW0].update(inputs=[[3, 0, 0], [1, 0, 0]]), "'new0'.*circle"),
+    "cycle": (lambda g, n: n[NEW0].update(inputs=[[3, 0, 0], [1, 0, 0]]), "'new0'.*cycle"),
     "variable with inputs": (lambda g, n: n[1].update(inputs=[[0, 0, 0]]), "'new0_weight'.*variable"),
     "no name": (lambda g, n: n[NEW0].pop("name"), "node 2: expected an object with a name"),
     "no op": (lambda g, n: n[NEW0].pop("op"), "'new0'.*op.*got nothing"),
@@ -106,7 +106,7 @@ def test_subgraphs_are_bounded_and_new_is_not_loaded_inside_them(tmp_path):
     for _ in range(40):
         node = {"op": "_foreach", "name": "loop", "inputs": [], "subgraphs": [inside]}
         inside = {"nodes": [node], "arg_nodes": [], "heads": [[0, 0, 0]]}
-    assert "at most 16 subgraphs" in error_of(tmp_path, inside)
+    assert "at most 16 levels of nested subgraphs" in error_of(tmp_path, inside)
     graph = files.original("attrs")
     graph["nodes"][3]["subgraphs"] = [copy.deepcopy(graph)]
     message = error_of(tmp_path, graph)
