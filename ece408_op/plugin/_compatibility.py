@@ -1,7 +1,7 @@
-"""Compatibility shims for MXNet 1.9.1 on today's NumPy and Python, visible to its modules alone.
+"""Compatibility shims for MXNet 1.9.1 on today's NumPy and Python, visible only to MXNet's modules.
 
-MXNet was last released for NumPy 1.x and Python 3.8. It uses names that NumPy has dropped, some at its import
-(``numpy.bool``, ``PZERO``), some long after it (``numpy.Inf`` in gluon's estimators), and ``distutils``. Its modules
+MXNet was last released for NumPy 1.x and Python 3.8. It uses names that NumPy has dropped, some while it is imported
+(``numpy.bool``, ``PZERO``), some much later (``numpy.Inf`` in gluon's estimators), and ``distutils``. MXNet's modules
 get builtins whose ``__import__`` returns a module with NumPy's contents and the shims. All other packages see NumPy as
 it is.
 """
@@ -20,9 +20,9 @@ from typing import Any
 
 @lru_cache(maxsize=1)
 def builtins_with_shims() -> dict[str, Any]:
-    """Return the builtins for MXNet's modules: Python's own, with another ``__import__``.
+    """Return the builtins for MXNet's modules: a copy of Python's, with another ``__import__``.
 
-    They are a copy: a mapping that looks names up elsewhere makes each call of a builtin slower.
+    A copy, because a mapping that looks up names in the original would make each call of a builtin slower.
     """
     import numpy
 
@@ -42,7 +42,7 @@ def builtins_with_shims() -> dict[str, Any]:
     ) -> Any:
         if level == 0:
             if name == "numpy":
-                # Without the shims: NumPy would warn about one, or search for a submodule of that name.
+                # Without the shims' names: NumPy would warn about them, or search for submodules of these names.
                 builtins.__import__(name, globals, locals, [n for n in fromlist or () if n not in shims])
                 return numpy_for_mxnet
             if name.startswith("numpy.") and not fromlist:
@@ -56,9 +56,9 @@ def builtins_with_shims() -> dict[str, Any]:
 
 
 def _with_shims(original: ModuleType, shims: dict[str, Any]) -> ModuleType:
-    """Return a module with another's contents and the shims; names that the other one gets later are looked up in it.
+    """Return a module with a copy of the original's contents and the shims; later names are found in the original.
 
-    The contents are copied, because MXNet uses several at each call, and each look-up costs a microsecond.
+    The contents are copied, because MXNet uses several at each call, and each look-up would cost a microsecond.
     """
     module = ModuleType(original.__name__)
     vars(module).update({**vars(original), **shims})
@@ -67,7 +67,7 @@ def _with_shims(original: ModuleType, shims: dict[str, Any]) -> ModuleType:
 
 
 def _numpy_shims(numpy: ModuleType) -> dict[str, Any]:
-    """Return the names that MXNet uses and some NumPy from 1.23 on lacks, with their values in older versions."""
+    """Return the names that MXNet uses and a NumPy version since 1.23 lacks, with their values in older versions."""
     inf, nan = float("inf"), float("nan")
     shims: dict[str, Any] = {"bool": bool, "int": int, "compat": SimpleNamespace(basestring=str)}
     shims.update(PZERO=0.0, NZERO=-0.0, PINF=inf, NINF=-inf, Inf=inf, NAN=nan, NaN=nan)
@@ -87,7 +87,7 @@ _FINANCIAL = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")
 
 
 def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # A new function, because MXNet keys its overrides of NumPy's functions by the function.
+    # A new function per name, because MXNet keys its overrides of NumPy's functions by the function object.
     def shim(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
@@ -108,7 +108,7 @@ class Version(tuple):
         return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text)[:3]))
 
 
-# Where shims are not enough: (module, function, a name in its code, the name to use instead).
+# Replacements in code, where shims are not enough: (module, function, a name in its code, the name to use instead).
 _IN_CODE = (
     # NumPy 2.3 has no ndarray.tostring, and 2.5 does not convert an array of one element to a number.
     ("mxnet.recordio", "pack", "tostring", "tobytes"),
@@ -124,7 +124,7 @@ _TEXT_OF_ARGUMENTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io
 
 
 def patch(module: ModuleType) -> None:
-    """Patch a module of MXNet that has just run, where NumPy now prints, names or rounds differently."""
+    """Patch a module of MXNet that has just run, where today's NumPy prints, names or rounds differently."""
     name = module.__name__
     for _, function, old, new in (row for row in _IN_CODE if row[0] == name):
         if new in globals():

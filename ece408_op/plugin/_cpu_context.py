@@ -1,4 +1,4 @@
-"""Runs a CPU kernel on arrays in host memory."""
+"""The CPU context: run a CPU kernel on arrays in host memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def convolve(
     out: np.ndarray,
     bias: np.ndarray | None = None,
 ) -> Timing:
-    """Fill out from a and b, the problem's operands, by a CPU kernel.
+    """Fill out from a and b, the problem's operands, by a CPU kernel, which must support the problem.
 
-    The arrays are C-contiguous float32, B is at least 1, and out shares no memory with the others. The kernel supports
-    the problem. bias (M,) is added to y.
+    The arrays are C-contiguous float32, B is at least 1, and out shares no memory with the others. bias (M,) is added
+    to y.
     """
     threads = dispatch.thread_count(problem)
     kernel.prepare(problem, out)
@@ -43,7 +43,7 @@ def convolve(
 def bias_gradient(problem: ConvProblem, y: np.ndarray, out: np.ndarray, add: bool) -> None:
     """Fill out (M,) with the sums of y (B, M, OH, OW) over images and pixels, or add them to out.
 
-    An image's pixels are summed pairwise in float32, and the images in float64.
+    The pixels of an image are summed pairwise in float32, and these sums in float64.
     """
     images = np.empty(y.shape[:2], np.float32)
 
@@ -65,7 +65,7 @@ def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
 
 
 def _share_images(work: Callable[[slice], None], images: int, threads: int) -> None:
-    """Call ``work`` on slices of the images, on at most that many threads."""
+    """Call ``work`` on equal slices of the images, one per thread, on at most ``threads`` threads."""
     threads = min(threads, images)
     edges = [images * part // threads for part in range(threads + 1)]
     parallel_for(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)

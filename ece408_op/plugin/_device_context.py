@@ -1,8 +1,8 @@
-"""The device context: arrays on a GPU, in ``mx.gpu(i)``, computed there without copies.
+"""The device context: compute on arrays in ``mx.gpu(i)``, on that GPU and without copies.
 
-For MXNet a Custom operator has ended when ``forward`` returns; it does not know CuPy's streams. The inputs are ready
-when ``forward`` is called, because the operator that wrote them has waited for its own stream. So the kernel runs on a
-stream of this module, which waits for no other work, and ``convolve`` waits for that stream alone.
+MXNet does not know CuPy's streams: it takes a Custom operator as complete when ``forward`` returns. The inputs are
+ready when ``forward`` is called, because the operator that wrote them waited for its own stream. So the kernel runs on
+a stream of this module, which waits for no other work, and ``convolve`` waits only for that stream.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def convolve(
 ) -> Timing:
     """Fill an array from two others, the problem's operands, by a GPU kernel, or add the result to it.
 
-    ``addresses`` are those of the operands: C-contiguous float32 arrays, all on the GPU ``device``, B at least 1; the
-    third may share memory with the others. The bias (M,) at the address ``bias`` is added to y. Returns when the array
-    is filled. Raises DeviceError where the GPU fails, and UnsupportedError as the kernel does.
+    addresses: those of the three operands, C-contiguous float32 arrays on the GPU ``device``; the third may share
+    memory with the others. B is at least 1. bias: the address of the bias (M,), which is added to y. Returns when the
+    array is filled. Raises DeviceError if the GPU fails, and UnsupportedError if the kernel does not support the
+    problem.
     """
     a, b, out = addresses
     gpu, layer = cuda.cupy().cuda, _layer(kernel, problem, device)
     a_bytes, b_bytes, out_bytes = layer.bytes
-    # A kernel may not read what it writes.
+    # A kernel's output must not overlap its inputs.
     separate = add or _overlap(a, a_bytes, out, out_bytes) or _overlap(b, b_bytes, out, out_bytes)
     with cuda.on(device), cuda.reported(kernel.name), _Stream(device) as (stream, start, end):
         memory = _alloc(out_bytes, stream) if separate else None
@@ -76,7 +77,7 @@ def bias_gradient(problem: ConvProblem, y: int, out: int, device: int, add: bool
 
 
 def fill(address: int, size: int, byte: int, device: int) -> None:
-    """Fill ``size`` bytes of a GPU's memory with a byte, and wait for it."""
+    """Fill ``size`` bytes of a GPU's memory with a byte, and wait until that is done."""
     gpu = cuda.cupy().cuda
     with cuda.on(device), cuda.reported("backward"), _Stream(device) as (stream, *_):
         gpu.runtime.memsetAsync(address, byte, size, stream.ptr)
@@ -85,8 +86,8 @@ def fill(address: int, size: int, byte: int, device: int) -> None:
 
 #: Kernels and layers that have run, by GPU.
 _warm: BoundedDict[tuple[str, ConvProblem, int], bool] = BoundedDict(1024)
-#: Idle streams, each with two events, by GPU. A thread of MXNet's is a new one to Python at each call, so that streams
-#: kept by thread would not be found again.
+#: Idle streams, each with two events, by GPU. They are not kept per thread, because Python sees MXNet's threads as new
+#: ones at each call.
 _idle: defaultdict[int, deque[Any]] = defaultdict(deque)
 
 
@@ -101,14 +102,14 @@ class _Layer:
         self.warm = False
 
     def program(self, *addresses: int) -> cuda.Program:
-        """Return the program for arrays at these addresses, which their alignment selects."""
+        """Return the program for arrays at these addresses; their alignment selects it."""
         aligned = cuda.alignment(*addresses)
         if aligned not in self._programs:
             self._programs[aligned] = self._kernel.program(self._problem, self._device, *addresses)
         return self._programs[aligned]
 
     def warm_up(self, program: cuda.Program, given: dict[str, int], stream: Any) -> None:
-        """Run the kernel once, untimed, unless that has been done: it compiles and loads the kernel."""
+        """Run the kernel once, untimed, unless it has run: the first run compiles and loads it."""
         key = (program.name, self._kernel.prepared_with(self._problem), self._device)
         if key not in _warm:
             cuda.enqueue(program, self._problem.batch, given, self._device, stream)
@@ -121,7 +122,10 @@ _layer = lru_cache(maxsize=256)(_Layer)
 
 
 class _Stream:
-    """A stream of ``device``, the current one, and two events, for the caller alone; faster than a generator."""
+    """A context with a stream of ``device``, the current one, and two events, which no other caller uses.
+
+    A class, because a generator would be slower.
+    """
 
     def __init__(self, device: int) -> None:
         self._idle = _idle[device]
@@ -144,5 +148,5 @@ def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
 
 
 def _alloc(size: int, stream: Any) -> Any:
-    with stream:  # the pool keeps what is freed for work on the same stream
+    with stream:  # CuPy's pool reuses freed memory only for work on the same stream
         return cuda.cupy().cuda.alloc(size)

@@ -1,7 +1,7 @@
-"""The launches of ``passes.cu``: what a call does on a GPU besides the kernel.
+"""The launches of ``passes.cu``: a call's work on a GPU besides the kernel.
 
-Addresses are those of C-contiguous arrays on the GPU ``device``, the current one; the work is put on the stream.
-CuPy's own functions would need more of CUDA on the machine.
+Addresses are those of C-contiguous arrays on the GPU ``device``, the current one. The work is queued on the stream.
+CuPy's own functions would need more parts of CUDA on the machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
 _THREADS = 256
-#: The largest grid; each thread computes further elements in turn.
+#: The most blocks; each thread computes further elements in a grid-stride loop.
 _BLOCKS = 1 << 20
-#: Blocks that fill a GPU.
+#: Blocks per launch, enough to fill a GPU.
 _FILLING = 2048
 _FLOAT64 = 8
 
@@ -38,13 +38,13 @@ def add_bias(bias: int, y: int, problem: ConvProblem, device: int, stream: Any) 
 
 
 def accumulate(x: int, sums: int, first: bool, count: int, device: int, stream: Any) -> None:
-    """Add x, float32, to the sums in float64, or fill them with it if it is the first."""
+    """Add x, float32, to the float64 sums, or if ``first`` set the sums to x."""
     numbers = np.int32(first), np.int64(count)
     _enqueue("accumulate", ceil_div(count, _THREADS), numbers, {"x": x, "y": sums}, device, stream)
 
 
 def round_sums(sums: int, y: int, count: int, device: int, stream: Any) -> None:
-    """Fill y, float32, with the sums."""
+    """Fill y, float32, with the rounded float64 sums."""
     _enqueue("round_sums", ceil_div(count, _THREADS), (np.int64(count),), {"x": sums, "y": y}, device, stream)
 
 
@@ -55,7 +55,7 @@ def bias_gradient(y: int, out: int, problem: ConvProblem, device: int, stream: A
 
 @lru_cache(maxsize=256)
 def bias_gradient_program(problem: ConvProblem) -> cuda.Program:
-    """Return the program that fills the M floats "w" with the sums of "y"."""
+    """Return the program that fills "w" (M,) with the sums of "y" (B, M, OH, OW) over images and pixels."""
     images, filters, rows, columns = problem.y_shape
     parts = min(images, ceil_div(_FILLING, filters))
     sizes = np.int32(images), np.int32(filters), np.int64(rows * columns)

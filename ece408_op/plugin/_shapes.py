@@ -1,4 +1,4 @@
-"""Inference of the operator's shapes, from what is known of them: -1 is an unknown size, () an unknown rank."""
+"""Inference of the operator's shapes from partly known shapes: -1 is an unknown size, () an unknown rank."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Shape = list[int]
 def infer(attributes: Attributes, known: tuple[tuple[int, ...], ...]) -> tuple[tuple[Shape, ...], Shape]:
     """Return the shapes of the inputs and of the output, as far as the known shapes of the inputs determine them.
 
-    Raises ProblemError where the shapes are not those of a convolution with these attributes.
+    Raises ProblemError if the shapes are not those of a convolution with these attributes.
     """
     given = dict(zip(attributes.inputs, map(list, known)))
     for name, shape in given.items():
         if shape and len(shape) != _SIZES[name].count(",") + 1:
             raise ProblemError(f"{name}: expected {_SIZES[name]}, got shape {_text(shape)}")
-    # MXNet would read an unknown rank as the known rank 0.
+    # Return a shape of rank 4 for unknown data, because MXNet would read () as the known rank 0.
     data, groups = given["data"] or [_UNKNOWN] * 4, attributes.num_group
     if data[1] != _UNKNOWN and data[1] % groups:
         raise ProblemError(f"num_group: expected a divisor of {data[1]} channels, got {groups}")
@@ -50,15 +50,15 @@ def infer(attributes: Attributes, known: tuple[tuple[int, ...], ...]) -> tuple[t
 
 
 def _completed(name: str, expected: Shape, got: Shape, words: str) -> Shape:
-    """Return the expected shape with its unknown sizes filled in."""
+    """Return the expected shape with unknown sizes filled in from ``got``; raises ProblemError if sizes differ."""
     if any(_UNKNOWN not in pair and pair[0] != pair[1] for pair in zip(expected, got)):
         raise ProblemError(f"{name}: expected shape {_text(expected)} {words}, got {_text(got)}")
     return [want if want != _UNKNOWN else have for want, have in zip(expected, got or expected)]
 
 
 def _output_sizes(attributes: Attributes, data: Shape) -> list[int]:
-    """Return the output's rows and columns; each depends on the image's alone."""
-    # An unknown size is replaced by one that fits.
+    """Return the output's rows and columns; each depends only on the image's rows or columns."""
+    # An unknown size is replaced by a valid one.
     fitting = [kernel * dilate + 1 for kernel, dilate in zip(attributes.kernel, attributes.dilate)]
     image = [other if size == _UNKNOWN else size for size, other in zip(data[2:], fitting)]
     filters, groups = attributes.num_filter, attributes.num_group

@@ -1,4 +1,4 @@
-"""How often MXNet has written an array: its engine counts that for each array, but has no function for it."""
+"""Read how often MXNet has written an array: its engine counts writes, but has no function that returns the count."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _VARIABLE, _COUNT = 72, 8
 
 
 def version_of(array: Any) -> Callable[[], int]:
-    """Return a function: a number that each write to the array's memory by MXNet increases by one.
+    """Return a function that returns a number, which increases by one with each write of MXNet to the array's memory.
 
-    The function keeps the array. Only where it ``is_readable``.
+    Only valid if ``is_readable``. The function keeps the array alive.
 
-    Views of the memory count too. Writes that MXNet is not told of, through an array of NumPy on the same memory, do
-    not. No write may be pending: call it from a function of ``engine_queue`` that writes the array, or where MXNet has
-    its operator read the array.
+    Writes through MXNet's views of the memory count too. Writes without MXNet, such as through a NumPy array on the
+    same memory, do not. No write may be pending: call the function from a function of ``engine_queue`` that writes the
+    array, or from an operator that reads it.
     """
-    # An array is asked at each step, hundreds of them in all: what stays is looked up once.
+    # Each training step calls this for hundreds of arrays, so addresses that do not change are looked up once.
     chunk = _word(array.handle.value)
     first = chunk.value
     count = _word(_word(first + _VARIABLE).value + _COUNT)
@@ -34,7 +34,10 @@ def version_of(array: Any) -> Callable[[], int]:
 
 
 def variable_of(array: Any) -> int:
-    """Return the address of MXNet's variable for the array's memory, one for all views, where it ``is_readable``."""
+    """Return the address of the engine's variable for the array's memory, which all views share.
+
+    Only valid if ``is_readable``.
+    """
     return _word(_word(array.handle.value).value + _VARIABLE).value
 
 
@@ -44,10 +47,10 @@ def _word(address: int) -> ctypes.c_uint64:
 
 @cache
 def is_readable() -> bool:
-    """Return whether this MXNet is one whose memory is known, after a trial, which waits for MXNet's engine."""
+    """Return whether the offsets above are right for this MXNet, after a trial, which waits for MXNet's engine."""
     import mxnet as mx
 
-    # Without oneDNN, an array has other fields.
+    # In builds without oneDNN, an NDArray has other fields.
     known = mx.__version__ == "1.9.1" and platform.machine() == "x86_64"
     if not known or not mx.runtime.Features().is_enabled("MKLDNN"):
         return False

@@ -1,7 +1,7 @@
 """The operator's attributes, parsed from MXNet's text or from Python values, and checked.
 
 They have the names, values and defaults of MXNet's Convolution, except that ``no_bias`` is True by default: a node with
-``kernel`` and ``num_filter`` alone is the operator of the course.
+only ``kernel`` and ``num_filter`` is the operator of the course.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ece408_op.core import dispatch
 from ece408_op.errors import ProblemError
 from ece408_op.problem import ConvProblem, Pair
 
-#: Attributes that decide how MXNet computes a Convolution, not the result. The operator ignores them.
+#: Attributes that change how MXNet computes a Convolution, but not its result. The operator ignores them.
 HINTS = ("cudnn_tune", "cudnn_off", "workspace")
-#: The attributes of a Convolution, and those of the operator alone.
+#: The attributes of a Convolution, and all attributes of the operator.
 CONVOLUTION = ("kernel", "num_filter", "stride", "pad", "dilate", "num_group", "no_bias", "layout", *HINTS)
 KNOWN = (*CONVOLUTION, "impl", "device", "precision", "tune", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
 INPUTS = ("data", "weight", "bias")
-#: The values of ``fuse``: tanh of 2 x 2 max-pooling with stride 2, as MXNet's Pooling with the
-#: convention "valid" or "full".
+#: The values of ``fuse``: the kernel also computes the tanh of 2 x 2 maxima with stride 2, as MXNet's Pooling with the
+#: convention "valid" or "full" does.
 FULL = "tanh_pool_full"
 FUSES = ("tanh_pool", FULL)
 
 #: The attribute with the layer's name, which MXNet does not pass to the operator.
 LAYER = "__layer__"
 
-#: Sizes are smaller than this: MXNet passes shapes to Custom operators in 32 bits.
+#: Sizes must be smaller than this, because MXNet passes shapes to Custom operators as 32-bit integers.
 END = 2**31
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LAYOUT = "NCHW"
 
-#: MXNet's own attributes as keywords and files from before 0.9.4 spell them, for the node or for one of its inputs.
+#: MXNet's own attributes in the spelling of keywords and of files from before 0.9.4, for a node or one of its inputs.
 OLD_HIDDEN = re.compile(r"(\w+_)?(ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)")
 
 
@@ -67,13 +67,13 @@ class Attributes:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``fuse`` takes the layer: it is like the course's, and not fused yet."""
+        """Whether ``fuse`` supports the layer: it is like those of the course, and not fused yet."""
         square = replace(self, kernel=(self.kernel[0],) * 2, stride=(1, 1), pad=(0, 0), dilate=(1, 1), num_group=1)
         return self == replace(square, no_bias=True, fuse=None)
 
     @property
     def full(self) -> bool:
-        """Whether pooling includes the maxima at odd edges."""
+        """Whether the fused pooling includes incomplete windows at odd edges (MXNet's convention "full")."""
         return self.fuse == FULL
 
     @property
@@ -82,17 +82,17 @@ class Attributes:
         return INPUTS[: 2 if self.no_bias else 3]
 
     def problem(self, x: Sequence[int], w: Sequence[int]) -> ConvProblem:
-        """Return the problem for shapes of data and weight; raises ProblemError where they do not fit."""
+        """Return the problem for shapes of data and weight; raises ProblemError if they do not fit."""
         problem = ConvProblem.from_shapes(x, w, self.stride, self.pad, self.dilate, self.num_group)
         return problem.pooled(self.full) if self.fuse else problem
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Attributes:
-        """Return the attributes from keywords or from MXNet's text; raises ProblemError for a wrong one.
+        """Return the attributes from keywords or from MXNet's text; raises ProblemError for a wrong attribute.
 
-        Names in double underscores and in an old spelling of MXNet's own attributes are ignored.
+        MXNet's own attributes are ignored, both names in double underscores and those in the old spelling.
         """
-        if all(isinstance(value, str) for value in given.values()):  # MXNet's text, which repeats
+        if all(isinstance(value, str) for value in given.values()):  # MXNet's text is often the same, so it is cached
             return _parsed(tuple(given.items()))
         return cls._checked(given)
 
@@ -101,7 +101,7 @@ class Attributes:
         unknown = [name for name in given if name not in KNOWN and not is_mxnets_own(name)]
         if unknown:
             raise ProblemError(f"unknown attribute {', '.join(sorted(unknown))}: expected only {', '.join(KNOWN)}")
-        # As text, since an array of NumPy compares each element.
+        # Compare the text, since a comparison of a NumPy array returns an array.
         given = {name: value for name, value in given.items() if str(value) != "None"}
         for name in ("kernel", "num_filter"):
             if name not in given:
@@ -132,11 +132,11 @@ class Attributes:
         return found
 
     def convolution(self) -> dict[str, str]:
-        """Return, as text, the attributes of a Convolution that are not this operator's default."""
+        """Return, as text, kernel, num_filter and Convolution's other attributes that differ from New's defaults."""
         return {name: text for name, text in self.as_text().items() if name in CONVOLUTION}
 
     def as_text(self) -> dict[str, str]:
-        """Return the attributes as MXNet's text, without those that have their default value."""
+        """Return the attributes as MXNet's text, except those that have their default value."""
         plain = Attributes(self.kernel, self.num_filter)
         values = {name: value for name, value in vars(self).items() if value != getattr(plain, name)}
         values = {"kernel": self.kernel, "num_filter": self.num_filter, **values}
@@ -144,12 +144,12 @@ class Attributes:
 
 
 def is_mxnets_own(name: str) -> bool:
-    """Return whether MXNet, not the operator, reads this attribute: ``__lr_mult__``, or an old ``lr_mult``."""
+    """Return whether the attribute is for MXNet itself, as ``__lr_mult__`` or in the old spelling ``lr_mult``."""
     return (name.startswith("__") and name.endswith("__")) or OLD_HIDDEN.fullmatch(name) is not None
 
 
 def integers(text: str) -> list[int] | None:
-    """Return the numbers of a shape in MXNet's spelling, or None: "(5, 5)", "[5,5]", "(5L, 5L)" from Python 2."""
+    """Return the numbers of a shape in MXNet's text, as "(5, 5)", "[5,5]" or Python 2's "(5L, 5L)"; None for others."""
     body = text.strip()
     if body[:1] + body[-1:] in ("()", "[]"):
         body = body[1:-1]
@@ -167,7 +167,7 @@ def _parsed(given: tuple[tuple[str, str], ...]) -> Attributes:
 
 
 def _pair(name: str, given: Mapping[str, Any], least: int, default: Pair | None = None) -> Pair:
-    """Return rows and columns; an empty tuple is the default."""
+    """Return rows and columns; an empty tuple means the default."""
     value = given.get(name, ())
     sizes = integers(value) if isinstance(value, str) else value
     if default and isinstance(sizes, (tuple, list)) and not sizes:

@@ -1,7 +1,7 @@
-"""Views of MXNet's arrays for kernels, without a copy, and which GPUs MXNet can use.
+"""Views of MXNet's arrays for kernels, without a copy, and checks of the GPUs that MXNet can use.
 
 MXNet's engine runs operators asynchronously. Inside ``CustomOp.forward`` the inputs are ready and the outputs have no
-other users; anywhere else, wait for an array before its memory is read.
+other users; anywhere else, wait for an array before you read its memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _GPU = 2
 def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """Return a writable float32 view of a CPU NDArray's memory; ``shape`` is the array's, if the caller knows it.
 
-    The array must be dense float32 and must outlive the view. Its memory is C-contiguous, also that of a slice of
-    another array. Raises MXNetError if MXNet has no pointer.
+    The array must be dense float32 and must outlive the view. Its memory is C-contiguous, even for a slice of another
+    array. Raises MXNetError if MXNet does not return a pointer.
     """
     if shape is None:
         shape = array.shape
@@ -40,13 +40,13 @@ def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
 
 
 def view_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a writable float32 view of C-contiguous memory, which must outlive it; not for an empty array."""
+    """Return a writable float32 view of C-contiguous memory, which must outlive the view; not for an empty shape."""
     memory: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
     return np.ndarray(shape, np.float32, memory)
 
 
 def addresses(arrays: Iterable[Any]) -> list[int]:
-    """Return the addresses of the memory of CPU NDArrays that are not empty; see ``cpu_view``."""
+    """Return the addresses of the memory of non-empty CPU NDArrays; see ``cpu_view``."""
     handles = [array.handle.value for array in arrays]
     found = np.zeros(len(handles), np.int64)
     calls = np.zeros((len(handles), c_calls.ARGUMENTS), np.int64)
@@ -60,10 +60,10 @@ def addresses(arrays: Iterable[Any]) -> list[int]:
 
 
 def address_of(array: Any) -> int:
-    """Return the address of the memory of an NDArray that is not empty, on the CPU or a GPU.
+    """Return the address of the memory of a non-empty NDArray on the CPU or a GPU.
 
-    The array must be dense float32. Its memory is C-contiguous, also that of a slice of another array. A kernel on a
-    GPU needs no more: a view by DLPack takes about fifty microseconds, as long as a small kernel.
+    The array must be dense float32. Its memory is C-contiguous, even for a slice of another array. A GPU kernel needs
+    only the address; a view by DLPack would take about 50 microseconds, as long as a small kernel.
     """
     lib, check_call = _mxnet()
     pointer = ctypes.c_void_p()
@@ -73,7 +73,7 @@ def address_of(array: Any) -> int:
 
 
 def on_gpu(array: Any) -> bool:
-    """Return whether an NDArray is on a GPU; faster than its ``context``, which makes objects."""
+    """Return whether an NDArray is on a GPU; faster than the property ``context``, which makes objects."""
     lib, check_call = _mxnet()
     kind, number = ctypes.c_int(), ctypes.c_int()
     check_call(lib.MXNDArrayGetContext(array.handle, ctypes.byref(kind), ctypes.byref(number)))
@@ -83,9 +83,9 @@ def on_gpu(array: Any) -> bool:
 def gpu_problem(context: str) -> str | None:
     """Return why a whole network cannot run on this machine's first GPU, in one sentence; None if it can.
 
-    context: "host" for arrays in mx.cpu(), which the operator copies in and out and any MXNet build supports; "device"
-    for arrays in mx.gpu(), where MXNet's own kernels must run too. The answer comes from the properties of the build
-    and of the GPU; nothing is computed. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
+    context: "host" for arrays in mx.cpu(), which the operator copies in and out, with any build of MXNet; "device" for
+    arrays in mx.gpu(), where MXNet's own kernels must run too. The function only reads properties of the build and the
+    GPU; it computes nothing. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
     """
     if context not in ("host", "device"):
         raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
@@ -102,7 +102,7 @@ def gpu_problem(context: str) -> str | None:
 
 
 def require_mxnet_gpu() -> None:
-    """Raise DeviceError, with what to do, where this MXNet has no mx.gpu()."""
+    """Raise DeviceError, which says what to do, if this MXNet has no mx.gpu()."""
     import mxnet as mx
 
     if not mx.runtime.Features().is_enabled("CUDA"):
@@ -140,7 +140,7 @@ def check_dense(stype: str, name: str) -> None:
 
 @cache
 def _mxnet() -> tuple[Any, Callable[[int], None]]:
-    """Return MXNet's library, and the function that raises if a call of it failed; imports MXNet."""
+    """Return MXNet's library, and MXNet's function that raises for a failed call's status; imports MXNet."""
     from mxnet.base import _LIB, check_call
 
     return _LIB, check_call

@@ -1,4 +1,4 @@
-"""``New`` and ``Convolution``: the operator as functions of arrays and Symbols, which check arguments at the call."""
+"""``New`` and ``Convolution``: the operator as functions of arrays and Symbols, which check their arguments."""
 
 from __future__ import annotations
 
@@ -34,39 +34,40 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     out: Any = None,
     **others: Any,
 ) -> Any:
-    """Convolve data with weight, a cross-correlation in float32, and add a bias per filter if there is one.
+    """Convolve data with weight (a cross-correlation in float32), and add a bias per filter if there is one.
 
     Args:
         data: an NDArray of shape (B, C, H, W), float32, or a Symbol. Arrays and Symbols of mx.np work too. Without
             it, MXNet makes a variable named after the layer and returns a Symbol.
-        weight: an NDArray of shape (M, C / G, K, L), float32, or a Symbol, as data is. Without it, MXNet makes a
-            variable named after the layer for a Symbol.
-        bias: an NDArray of shape (M,), float32, or a Symbol, as weight is, if no_bias is False.
+        weight: an NDArray of shape (M, C / G, K, L), float32, or a Symbol if data is one. For a Symbol, it may be left
+            out: MXNet then makes a variable named after the layer.
+        bias: if no_bias is False, an NDArray of shape (M,), float32, or a Symbol, as for weight.
         kernel: (K, L), the rows and columns of a filter.
         num_filter: M.
         stride: rows and columns from one output to the next, (1, 1) by default.
         pad: rows of zeros above and below the images, and columns on both sides, (0, 0) by default.
         dilate: rows and columns from one element of a filter to the next, (1, 1) by default.
-        num_group: G. Channels and filters are in G groups, and each filter sees the channels of its own group.
+        num_group: G. Channels and filters are divided into G groups, and each filter reads its group's channels.
         no_bias: whether there is no bias.
-        impl: the name of a kernel, or "auto" for the kernel that is expected to be fastest. Gradients use it too if it
-            computes them.
+        impl: the name of a kernel, or "auto" for the kernel that is expected to be fastest. Gradients use the same
+            kernel if it supports them.
         device: "cpu", "gpu", or None for the device of the arrays.
         precision: "float32"; "tf32" or "fp16" allow kernels that round the factors of each product to 11 bits.
-        tune: whether the first call with these shapes times the GPU kernel's tiles and keeps the fastest: 50 ms at most
-            after compiling, which takes seconds. Without it a tuning table decides.
-        fuse: "tanh_pool" computes the tanh of the 2 x 2 maxima of the convolution as well, as MXNet's Activation and
-            Pooling with the convention "valid" do; "tanh_pool_full" is the convention "full". It needs a square kernel
-            and the other attributes' defaults, and has no gradient.
+        tune: whether the first call with these shapes times the GPU kernel's tiles and keeps the fastest one. That
+            takes at most 50 ms after compiling, which takes seconds. Without it, a tuning table decides.
+        fuse: "tanh_pool" also computes the tanh of the convolution's 2 x 2 maxima, like MXNet's Activation and Pooling
+            with the convention "valid"; "tanh_pool_full" uses the convention "full". Both need a square kernel and
+            defaults for the other attributes, and have no gradient.
         name: the layer's name, as in op_times.
         out: an NDArray to fill.
         others: MXNet's layout (None or "NCHW"), cudnn_tune, cudnn_off and workspace, which have no effect; for a Symbol
             also attr, a dictionary, and MXNet's own attributes such as lr_mult.
 
     Returns:
-        An array or Symbol of data's kind: (B, M, OH, OW), float32, with
-            OH = (H + 2 pad - dilate (K - 1) - 1) // stride + 1 and OW the same of W, L and the second numbers. With
-            "tanh_pool" (B, M, OH // 2, OW // 2), with "tanh_pool_full" (B, M, (OH + 1) // 2, (OW + 1) // 2).
+        An array or Symbol of data's kind: (B, M, OH, OW), float32, where
+            OH = (H + 2 pad - dilate (K - 1) - 1) // stride + 1, and OW is computed in the same way from W, L and the
+            second numbers. With "tanh_pool" (B, M, OH // 2, OW // 2), with "tanh_pool_full" (B, M, (OH + 1) // 2,
+            (OW + 1) // 2).
 
     Raises:
         ProblemError: the arguments, shapes or types do not fit together; for Symbols, some only when they are bound.
@@ -116,10 +117,10 @@ def Convolution(  # noqa: N802 (as in MXNet)
     no_bias: bool = False,
     **others: Any,
 ) -> Any:
-    """Compute MXNet's Convolution of 2-D images in layout NCHW, float32, by the operator: its signature and defaults.
+    """Compute MXNet's Convolution of float32 2-D images in layout NCHW by the operator, with MXNet's signature.
 
-    The arguments are those of mx.nd.Convolution, mx.sym.Convolution or mx.npx.convolution, and impl, device,
-    precision and tune of ``New``. Returns and raises as ``New``.
+    The arguments and defaults are those of mx.nd.Convolution, mx.sym.Convolution or mx.npx.convolution, and impl,
+    device, precision and tune of ``New``. Returns and raises as ``New``.
     """
     given = {"stride": stride, "dilate": dilate, "pad": pad, "num_group": num_group}
     given["no_bias"] = False if no_bias is None else no_bias  # New's own default is True
@@ -137,17 +138,17 @@ def _symbol(
     name = _name_manager().get(name, OP_TYPE.lower())
     given = {each: value for each, value in inputs.items() if value is not None}
     text = {**attributes.as_text(), **{key: str(value) for key, value in own.items()}, LAYER: name}
-    with mx.name.NameManager():  # the current manager may put a prefix in front of a given name
+    with mx.name.NameManager():  # not the current manager, which may put a prefix in front of a given name
         return mx.sym.Custom(name=name, op_type=OP_TYPE, **given, **text)
 
 
 def _legacy(value: Any) -> Any:
-    """Return an array or Symbol of mx.np as the older kind that Custom operators take, with the same memory."""
+    """Return an array or Symbol of mx.np as one of mx.nd or mx.sym with the same memory, and others as they are."""
     return value.as_nd_ndarray() if isinstance(value, (mx.np.ndarray, mx.sym.np._Symbol)) else value
 
 
 def _name_manager() -> Any:
-    """Return the manager that MXNet's own operators take their names from; its public property warns at every use."""
+    """Return the current manager of MXNet's operator names; MXNet's public property for it warns at every use."""
     current = mx.name.NameManager._current
     if not hasattr(current, "value"):
         current.value = mx.name.NameManager()

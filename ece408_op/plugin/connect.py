@@ -1,4 +1,4 @@
-"""Joins the package to MXNet, once, right after MXNet has been imported."""
+"""Connect the package to MXNet, once, right after MXNet has been imported."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import mxnet as mx
 
 from . import default_layout, fast_custom_op, imperative, interrupts, mxnet_errors, operator, pinned_arguments
 
-#: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
+#: MXNet's numbers of two storage types: that of an array that does not exist, and that of a dense array.
 UNDEFINED, DENSE = -1, 0
 
-#: How often a fork looks at MXNet's threads, and for how long at most while they go on working, in seconds.
+#: In seconds: the time between two checks of MXNet's threads before a fork, and the longest wait for busy threads.
 _BETWEEN_LOOKS, _LONGEST_LOOKING = 0.01, 0.5
-#: How long a thread of Python may keep the lock meanwhile, in seconds.
+#: How long a thread of Python may keep the GIL during these checks, in seconds.
 _SHORT_INTERVAL = 1e-4
 
 
 @cache
 def connect() -> None:
-    """Register the operator, and change what of MXNet has to know of it; the modules say what. A reload calls again."""
+    """Register the operator, and patch MXNet for it (see each module); only once, also if the package is reloaded."""
     mxnet_errors.install()
     _accept_absent_arrays()
     operator.register()
@@ -44,8 +44,8 @@ def connect() -> None:
 def _accept_absent_arrays() -> None:
     """Let a backward pass run after another Custom operator has been created.
 
-    MXNet remembers for the last created one alone which arrays the backward pass reads. For each other operator, it may
-    ask an array that this one does not read, and that does not exist, for its storage type, and fail.
+    MXNet stores which arrays a backward pass reads only for the operator created last. For any other operator, MXNet
+    may query the storage type of an array that this operator does not read and that does not exist, and fail.
     """
     original = mx.operator._ndarray_cls
 
@@ -58,20 +58,20 @@ def _accept_absent_arrays() -> None:
 
 
 def _finish_pending() -> None:
-    """Wait for what is still pending: Custom operators that run while the interpreter ends abort the process."""
+    """Wait for all pending operators: a Custom operator that runs while the interpreter exits aborts the process."""
     try:
         mx.nd.waitall()
     except mx.MXNetError as error:
-        print(f"an operator failed and nobody looked at its result: {error}", file=sys.stderr)
+        print(f"an operator failed, and no code waited for its result: {error}", file=sys.stderr)
 
 
 def _finish_before_fork() -> None:
-    """Wait for what is pending, as at exit: MXNet stops its threads before a fork, while this thread has Python's lock.
+    """Wait for all pending operators before a fork, in which MXNet stops its threads while this thread holds the GIL.
 
-    A thread of MXNet's that runs an operator, or deletes the operator of a call that has ended, needs the lock: the
-    fork would wait for the thread, and the thread for the fork. A thread that waits for the lock looks asleep, but gets
-    it between two looks if Python's other threads give it away often. So MXNet has finished when two looks find all
-    threads asleep.
+    A thread of MXNet's that runs an operator, or deletes the operator of a finished call, needs the GIL: the fork would
+    wait for the thread, and the thread for the fork. A thread that waits for the GIL looks asleep, but gets the GIL
+    between two checks if Python's other threads release it often. So MXNet has finished when two checks in a row find
+    all threads asleep.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -87,7 +87,7 @@ def _finish_before_fork() -> None:
 
 
 def _other_threads_run() -> bool:
-    """Return whether a thread that ``threading`` did not start runs or waits for a processor; False without Linux."""
+    """Return whether a thread that ``threading`` did not start runs or waits for a processor; False without /proc."""
     pythons = {one.native_id for one in threading.enumerate() if not one.name.startswith("Dummy-")}
     for task in Path("/proc/self/task").glob("*/stat"):
         with suppress(OSError):  # the thread has ended

@@ -4,19 +4,19 @@ MXNet's oneDNN operators leave their results, and reorder their weights, into a 
 into a Custom operator, MXNet reorders it into a temporary that it frees before the asynchronous operator reads it:
 wrong numbers and no error. Executors (and so Module) keep that temporary alive. Two other ways do not:
 
-- an imperative call: ``reorder`` is queued for each input before it, see imperative.py;
-- a graph run by CachedOp (hybridised Gluon, SymbolBlock): a slice of the whole array is inserted in front of each
-  input, because its output always has the default layout. (So has a reshape's, but oneDNN's reshape fails on an empty
-  batch.) The operator is refused inside the graph of a control-flow operator.
+- an imperative call: ``reorder`` is queued for each input before the call, see imperative.py;
+- a graph run by CachedOp (hybridised Gluon, SymbolBlock): this module inserts a slice of the whole array in front of
+  each input, because a slice's output always has the default layout. (So has a reshape's, but oneDNN's reshape fails
+  on an empty batch.) The operator is not supported inside the graph of a control-flow operator.
 
-The gradient of the output is an input of the backward pass, with the same problem. A slice of the output has a gradient
-in the default layout; so has a reshaped view outside of graphs, which is no copy. A CachedOp has a second graph with
-these slices for recorded calls.
+The gradient of the output is an input of the backward pass, with the same problem. A slice of the output makes that
+gradient arrive in the default layout; outside of graphs, so does a reshaped view, which needs no copy. A CachedOp has a
+second graph with these slices for recorded calls.
 
-The node of a whole network (``NETWORK``) is treated alike, except for its inputs that are the graph's own, images and
-parameters: a slice would copy them, so they are reordered in place before the call.
+The node of a whole network (``NETWORK``) is treated in the same way, except for inputs that are inputs of the graph,
+such as images and parameters: a slice would copy them, so they are reordered in place before the call.
 
-Only calls and graphs with such operators in them are changed.
+Only calls and graphs that contain such operators are changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OP_TYPE = "New"
 NETWORK = "ece408_network"
 _OP_TYPES = (OP_TYPE, NETWORK)
 
-#: Set by MXNet on every node that is made inside a control-flow subgraph.
+#: The attribute that MXNet sets on every node inside a control-flow subgraph.
 _SUBGRAPH = "__subgraph_name__"
 
 #: slice_axis with these attributes returns the whole array, whatever its rank.
@@ -57,13 +57,13 @@ def install() -> None:
 def reorder(array: Any) -> None:
     """Queue an in-place reorder of a CPU NDArray to the default layout, after all pending operations on it.
 
-    It is queued as a write, and not waited for: an operator that is called next, before any other, reads the default
-    layout. A built-in Convolution that begins to read its weight requests the blocked layout for it. One called earlier
-    begins before the reorder, and MXNet drops its request where the array has been written since. Raises ProblemError
-    for a sparse array, and DeviceError where this build of MXNet cannot do it.
+    The reorder is queued as a write, without waiting: the operator that is called next reads the default layout. A
+    built-in Convolution that begins to read its weight requests the blocked layout for the weight. A Convolution called
+    earlier begins before the reorder, and MXNet drops its request, because the array has been written since. Raises
+    ProblemError for a sparse array, and DeviceError if this build of MXNet has no reorder function.
     """
     shape = array.shape
-    if array.stype != "default":  # formats a message only where it is wrong
+    if array.stype != "default":  # tested here too, so that the message is formatted only for an error
         bridge.check_dense(array.stype, f"an array of shape {shape}")
     if 0 not in shape:
         reorder_function(mx.base._LIB)(array.handle)
@@ -71,9 +71,10 @@ def reorder(array: Any) -> None:
 
 @functools.cache
 def reorder_function(library: Any) -> Callable[[Any], None]:
-    """Return the function of MXNet's library that queues a reorder; its C API has only one that waits.
+    """Return the C++ function of MXNet's library that queues a reorder; the C API has only one that also waits.
 
-    A build without oneDNN has no blocked arrays, and needs none. Raises DeviceError where a build with oneDNN lacks it.
+    A build without oneDNN has no blocked arrays, so it gets a function that does nothing. Raises DeviceError if a build
+    with oneDNN lacks the function.
     """
     function = getattr(library, REORDER, None)
     if function is not None:
@@ -100,7 +101,7 @@ def check_subgraph(attributes: Mapping[str, str]) -> None:
 
 
 def replace(package: str, name: str, new: Any) -> None:
-    """Replace an object of MXNet in every module of the package that has it under that name."""
+    """Replace the object ``name`` of the MXNet package or module ``package`` in all its modules that have it."""
     old = getattr(sys.modules[package], name)
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(package) and vars(module).get(name) is old:
@@ -109,7 +110,7 @@ def replace(package: str, name: str, new: Any) -> None:
 
 def _cached_op_with_slices(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
-        """MXNet's CachedOp; the package's operators in its graph get inputs in the default layout."""
+        """MXNet's CachedOp, in whose graph this package's operators get inputs in the default layout."""
 
         __slots__ = ("_recorded", "_reordered")
 
@@ -141,7 +142,7 @@ def _cached_op_with_slices(cached_op: Any) -> Any:
 
 
 def _op_type(node: dict[str, Any]) -> str | None:
-    """Return OP_TYPE or NETWORK for a node of this package's, and None for others."""
+    """Return OP_TYPE or NETWORK for a node of this package's operators, and None for others."""
     op_type = node.get("attrs", {}).get("op_type") if node["op"] == "Custom" else None
     return op_type if op_type in _OP_TYPES else None
 
@@ -151,7 +152,7 @@ def _has_gradient(node: dict[str, Any]) -> bool:
 
 
 def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
-    """Return the positions of the graph's inputs that go straight into a whole network."""
+    """Return the positions of the graph's inputs that are inputs of a whole network's node."""
     nodes = graph["nodes"]
     sources = {nodes[source]["name"] for node in nodes if _op_type(node) == NETWORK for source, *_ in node["inputs"]}
     return tuple(position for position, name in enumerate(sym.list_inputs()) if name in sources)
@@ -160,7 +161,7 @@ def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
 def view(output: Any) -> Any:
     """Return a view of a recorded call's output whose gradient arrives in the default layout.
 
-    An array on a GPU has it already, and MXNet would copy its gradient.
+    An array on a GPU is returned as it is: it always has the default layout, and MXNet would copy a view's gradient.
     """
     return output.reshape(output.shape) if output.size and not bridge.on_gpu(output) else output
 
@@ -199,7 +200,7 @@ def _insert_slices(graph: Mapping[str, Any], outputs_too: bool) -> dict[str, Any
         if "control_deps" in node:
             nodes[-1]["control_deps"] = [moved[source] for source in node["control_deps"]]
         if outputs_too and _has_gradient(node):
-            # The slice of an only output has the node's name: outputs are called after it.
+            # The slice of a single output gets the node's name, because MXNet names the output after the slice.
             nodes[-1]["name"] += "_plain"
             mine = [output for source, output in outputs if source == index]
             for output in mine:

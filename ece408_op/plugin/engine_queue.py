@@ -1,4 +1,4 @@
-"""Queue Python functions in MXNet's engine, which runs them in its threads when the arrays that they use are ready."""
+"""Queue Python functions in MXNet's engine, which runs them in its threads when their arrays are ready."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda context, 
 
 
 def queue(work: Callable[[], None], reads: Sequence[Any], writes: Sequence[Any], name: str) -> None:
-    """Have MXNet call ``work`` after all pending operations on these NDArrays; later readers of ``writes`` wait for it.
+    """Queue a call of ``work`` after all pending operations on these NDArrays; later readers of ``writes`` wait for it.
 
-    All arrays are in mx.cpu(), and none is passed twice. ``work`` must not call functions of MXNet that wait. If it
-    raises, a wait for the first of ``writes`` raises the error. ``name`` is for MXNet's profiler.
+    All arrays are in mx.cpu(), and none is passed twice. ``work`` must not call functions of MXNet that wait. If
+    ``work`` raises, a wait for the first of ``writes`` raises the error. name: for MXNet's profiler.
     """
     failed: list[Exception] = []
 

@@ -1,7 +1,7 @@
-"""MXNet's calls of a Custom operator with hundreds of arrays.
+"""Faster calls of a Custom operator with hundreds of arrays.
 
-For each array of a call, MXNet's Python part makes and frees an NDArray in four microseconds, which is a millisecond
-for ResNet-50. A ``FastCustomOp`` gets cheaper ones, of the same class, through callbacks of its own.
+For each array of a call, MXNet's Python code makes and frees an NDArray in four microseconds, which adds up to a
+millisecond for ResNet-50. ``FastCustomOp`` replaces MXNet's callbacks by its own, which make cheaper NDArrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import mxnet as mx
 
-#: For forward and backward: the number of arrays, their handles and tags, what is asked for each output, is_train.
+#: The type of the forward and backward callbacks. Arguments: the number of arrays, their handles and tags, the request
+#: for each output, is_train, and MXNet's state.
 _CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int),
     ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_void_p,
@@ -21,7 +22,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
 _DELETED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int)
 
-#: MXNet's numbers: of the callbacks, of the tags (arguments, by name), and of what can be asked for.
+#: MXNet's numbers of the callbacks; and, in the order of their numbers, the tags of arrays and the requests (req).
 _DELETE, _FORWARD, _BACKWARD = 0, 1, 2
 _TAGS = "in_data", "out_data", "in_grad", "out_grad", "aux"
 _REQUESTS = "null", "write", "inplace", "add"
@@ -31,7 +32,7 @@ _free.argtypes = [ctypes.c_void_p]
 
 
 class CallArray(mx.nd.NDArray):  # type: ignore[misc]
-    """A dense array of a call, which has to free its handle."""
+    """A dense array of a call, which frees its handle when it is deleted."""
 
     __slots__ = ()
 
@@ -40,24 +41,24 @@ class CallArray(mx.nd.NDArray):  # type: ignore[misc]
 
 
 def call_array(handle: int) -> CallArray:
-    """Return the array of that handle."""
+    """Return the NDArray that owns this handle."""
     array = object.__new__(CallArray)
     array.handle, array.writable = ctypes.c_void_p(handle), True
     return array
 
 
 class Deleting:
-    """The callbacks of MXNet's threads that are deleting operators; these threads keep a lock of MXNet's meanwhile."""
+    """The threads in a callback by which MXNet deletes an operator; such a thread holds a lock of MXNet's meanwhile."""
 
     def __init__(self) -> None:
         self._threads = list[int]()
 
     def __enter__(self) -> None:
-        """Note a callback of this thread."""
+        """Note that this thread has entered a callback."""
         self._threads.append(threading.get_ident())
 
     def __exit__(self, *error: object) -> None:
-        """Note its end."""
+        """Note that this thread has left the callback."""
         self._threads.remove(threading.get_ident())
 
     def in_others(self) -> bool:
@@ -70,10 +71,10 @@ deleting = Deleting()
 
 
 class Deletable:
-    """What MXNet makes callbacks for: it drops all that it has when MXNet deletes it.
+    """An object that MXNet makes callbacks for. It drops all its attributes when MXNet deletes it.
 
-    It and its callbacks refer to each other, so it stays itself until the next garbage collection. Gluon makes an
-    operator in each training step, and its memory on a GPU must not wait for that.
+    The object and its callbacks are a reference cycle, so the object itself stays until the next garbage collection.
+    Gluon makes an operator in each training step, whose GPU memory must be freed earlier.
     """
 
     @property
@@ -90,11 +91,11 @@ class Deletable:
         self._held = held, own
 
     def _own_callbacks(self) -> dict[int, Any]:
-        """Return callbacks in place of MXNet's, by number."""
+        """Return the callbacks that replace MXNet's, by number."""
         return {}
 
     def _dropped_before(self, callback: Any) -> Callable[[Any], int]:
-        """Return the callback for the end, which drops all before MXNet's own callback."""
+        """Return a delete callback that drops all attributes and then calls MXNet's own ``callback``."""
         mxnets = ctypes.cast(callback, _DELETED)
 
         def call(context: Any) -> int:
@@ -108,7 +109,7 @@ class Deletable:
 
 
 class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
-    """A Custom operator on dense arrays. Its methods' errors are for ``mxnet_errors`` to report."""
+    """A Custom operator on dense arrays. ``mxnet_errors`` has to report the errors of its methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,10 +117,10 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         self._arrays: Any = None
 
     def release(self) -> None:
-        """Free the arrays of the call before, which have no memory of their own.
+        """Free the NDArray objects of the previous call, which are views.
 
-        MXNet's engine takes half a millisecond for it. So they stay until the next call, whose method may call this
-        while it waits for something.
+        That takes MXNet's engine half a millisecond. So the objects stay until the next call, whose method may call
+        this while it waits for other work.
         """
         self._arrays = None
 
@@ -130,7 +131,7 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         }
 
     def _called_by_mxnet(self, method: Callable[..., None], filled: str) -> Callable[..., bool]:
-        """Return the callback that calls forward or backward, which fills the arrays of that name."""
+        """Return the callback for ``method``, forward or backward; filled: the tag of the arrays that it fills."""
 
         def call(count: int, handles: Any, tags: Any, requests: Any, is_train: int, state: Any) -> bool:
             arrays: dict[str, Any] = {name: [] for name in _TAGS}

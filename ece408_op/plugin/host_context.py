@@ -1,7 +1,7 @@
-"""The host context: arrays in host memory, computed on a GPU; copies in and out overlap with computing.
+"""The host context: compute on arrays in host memory by a GPU; copies in and out overlap with computation.
 
-Calls on one GPU run one after another: they would share the link to it anyway, and so one set of buffers is enough. For
-each GPU, the staging buffers, the device buffers of the pipeline's stages, and streams are kept from call to call.
+Calls on one GPU run one after another, so that one set of buffers is enough: parallel calls would share the link to the
+GPU anyway. Staging buffers, device buffers of the pipeline's stages, and streams are kept per GPU from call to call.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from ece408_op.runtime.thread_pool import parallel_for
 from . import _passes
 from .op_times import Timing
 
-#: The most threads that copy, and the bytes of a staging buffer: other values were slower (docs/performance.md).
+#: The most threads that copy, and the bytes of a staging buffer, both tuned (docs/performance.md).
 THREADS = 16
 STAGING_BYTES = 8 << 20
 
 #: The bytes of one chunk's input and output on the device, unless one image has more.
 CHUNK_BYTES = 128 << 20
 
-#: Below this many bytes the caller copies alone.
+#: With fewer bytes than this, only the caller's thread copies.
 _WORTH_THREADS = 1 << 20
 
 _TO_DEVICE, _TO_HOST = 1, 2
@@ -57,7 +57,8 @@ _TO_DEVICE, _TO_HOST = 1, 2
 #: Device buffers that all stages share: the filters or their gradient, the bias, and sums in float64.
 _WEIGHT, _BIAS, _SUMS = "w", "bias", "sums"
 
-# The kernel also ends after a time: a call that waits for it must not wait for a thread that waits for the call.
+# The kernel also ends after this time, so that a CUDA call that waits for the kernel cannot deadlock with the thread
+# that has to set the flag.
 _SPIN_NANOSECONDS = 20_000_000
 _SPIN = """
 extern "C" __global__ void spin(const volatile long long *flag, long long number, long long most) {
@@ -80,15 +81,15 @@ def convolve(
     """Fill out from a and b, the problem's operands, by a GPU kernel.
 
     The arrays are NumPy's, C-contiguous float32, and out shares no memory with the others. bias (M,) is added to y.
-    Returns when out is filled. Raises DeviceError where there is no GPU, or where it fails, and UnsupportedError as the
-    kernel does.
+    Returns when out is filled. Raises DeviceError if there is no GPU or it fails, and UnsupportedError if the kernel
+    does not support the problem.
     """
     advise_huge_pages(out)
     return gpu().run(kernel, problem, (a, b, out), bias)
 
 
 class Gpu:
-    """One GPU's stream to compute on, staging buffers and device buffers; ``lock`` is for one call at a time."""
+    """One GPU's compute stream, staging buffers and device buffers; a call holds ``lock`` while it uses them."""
 
     def __init__(self, number: int) -> None:
         self.cuda = cuda.cupy().cuda
@@ -101,7 +102,7 @@ class Gpu:
         #: Kernels and layers that have run.
         self.warm: BoundedDict[tuple[str, ConvProblem, bool], bool] = BoundedDict(1024)
         with self.device, cuda.reported("the host context"):
-            #: The stream to compute on, and that of copies from and to pinned arrays, which take turns on the link.
+            #: The compute stream, and the stream of copies from and to pinned arrays, which take turns on the link.
             self.stream, self.pinned_stream = (self.cuda.Stream(non_blocking=True) for _ in range(2))
             self.blocker = _StreamBlocker(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
@@ -115,9 +116,9 @@ class Gpu:
         arrays: Sequence[np.ndarray],
         bias: np.ndarray | None = None,
     ) -> Timing:
-        """Compute one call of ``convolve``.
+        """Compute one call of ``convolve``; ``arrays`` are the problem's operands.
 
-        The weight is a constant for all chunks of images. If it is the output, the chunks' results are summed on the
+        All chunks of images read the same weight. If the weight is the output, the chunks' results are summed on the
         device in float64.
         """
         image = problem.with_batch(1)
@@ -153,7 +154,7 @@ class Gpu:
         return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
 
     def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> None:
-        """Copy to or from the device's array at that address, as ``copy_pipeline.Device``."""
+        """Copy to or from the device array at the address ``array``, and wait: see ``copy_pipeline.Device``."""
         there, out = array + ITEM_BYTES * transfer.start, transfer.role == OUTPUT
         if after is not None:
             buffer.stream.wait_event(after)
@@ -165,9 +166,9 @@ class Gpu:
         self.cuda.runtime.memcpyAsync(target, source, size, direction, stream.ptr)
 
     def copy_pinned(self, array: np.ndarray, there: int, after: Any = None, out: bool = False) -> Any:
-        """Queue a copy of a pinned array to an address on the device, or from there, after the event ``after``.
+        """Queue a copy of a pinned array to an address on the device, or with ``out`` from it, after an event.
 
-        Returns the event of its end.
+        Returns the event of the copy's end.
         """
         stream = self.pinned_stream
         if after is not None:
@@ -177,18 +178,18 @@ class Gpu:
             return stream.record()
 
     def wait_for(self, events: Sequence[Any]) -> None:
-        """Have what is queued on the stream to compute on from now on wait for events."""
+        """Make all work that is queued on the compute stream after this call wait for the events."""
         for event in events:
             self.stream.wait_event(event)
 
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
-        """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
+        """Copy a CuPy float32 array into a NumPy array in the same way as a call copies its output."""
         advise_huge_pages(target)
         with self.lock:
             self.copy_out(source.data.ptr, target)
 
     def copy_out(self, source: int, target: np.ndarray) -> None:
-        """Copy the float32 array at that address into a NumPy array, on several threads; the caller has the lock."""
+        """Copy a float32 array at a device address to a NumPy array, on several threads; the caller holds the lock."""
         flat, most = target.reshape(-1), STAGING_BYTES // ITEM_BYTES
 
         def work(number: int) -> None:
@@ -203,19 +204,19 @@ class Gpu:
         parallel_for(work, ceil_div(flat.size, most), self.threads)
 
     def make_room(self, wanted: Mapping[tuple[str, int], int], part: ConvProblem) -> None:
-        """Make the device buffers at least as large as a chunk needs them, in bytes."""
+        """Allocate device buffers of at least the wanted bytes. part: a chunk's problem, for error messages."""
         for key, size in wanted.items():
             if key not in self.buffers or self.buffers[key].mem.size < size:
                 self.buffers.pop(key, None)
                 self.buffers[key] = self.allocate(size, part)
 
     def allocate(self, size: int, part: ConvProblem) -> Any:
-        """Return ``size`` bytes of device memory; raises DeviceError where there is no room."""
+        """Return ``size`` bytes of zeroed device memory; raises DeviceError if there is no room."""
         errors = (self.cuda.runtime.CUDARuntimeError, self.cuda.memory.OutOfMemoryError)
         try:
             memory = self.cuda.Memory(size)
         except errors:
-            # CuPy's pool may have freed memory.
+            # CuPy's pool may hold freed memory.
             cuda.cupy().get_default_memory_pool().free_all_blocks()
             try:
                 memory = self.cuda.Memory(size)
@@ -225,26 +226,26 @@ class Gpu:
                     f"the GPU's memory: expected room for {part} {STAGES} times over, got {free >> 20} of "
                     f"{total >> 20} MB free; end other programs on the GPU, or use smaller images or fewer filters"
                 ) from error
-        # The first, unmeasured run of a kernel reads it before anything is copied in.
+        # The warm-up run of a kernel reads this memory before any data is copied in.
         self.cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
         return self.cuda.MemoryPointer(memory, 0)
 
     def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
-        """Run a layer's kernel once, untimed: that compiles and loads it."""
+        """Run a layer's kernel and passes once, untimed, unless they have run: that compiles and loads them."""
         key = (kernel.name, kernel.prepared_with(part), work.bias)
         if key not in self.warm:
             with self.blocker.blocked(self.stream, work.arrays(part, 0)[0]):
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
-            for first in (0, 1):  # sums are filled by one function, and added to by another
+            for first in (0, 1):  # both cases of ``after_kernel``: the first chunk fills the sums, later ones add
                 work.after_kernel(part, first)
             work.finish()
             self.warm[key] = True
-        # Copies must not begin before fresh memory is cleared and the first run has ended.
+        # Copies must not begin before new memory is zeroed and the warm-up run has ended.
         cuda.wait(kernel.name, self.stream)
 
     def wait(self) -> None:
-        """Wait for all work of the call, also after an error: the next call uses the same buffers."""
+        """Wait for all work of the call, also after an error, because the next call uses the same buffers."""
         self.stream.synchronize()
         self.pinned_stream.synchronize()
         staging = [self.staging.get() for _ in range(self.threads)]
@@ -257,10 +258,10 @@ class Gpu:
 
 
 class _Work:
-    """The device of one call, as the copy pipeline asks for it from several threads.
+    """The copy pipeline's interface to the GPU for one call; several threads use it.
 
-    inputs, outputs: the names of the arrays whose first axis counts images. constants: the names of those that all
-    chunks read.
+    inputs, outputs: the names of the arrays that are divided into chunks of images. constants: the names of the arrays
+    that all chunks read.
     """
 
     def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem, chunks: int, bias: bool) -> None:
@@ -275,7 +276,7 @@ class _Work:
         self._sums = chunks > 1 and not self.outputs
 
     def sizes(self, part: ConvProblem, stages: int) -> dict[tuple[str, int], int]:
-        """Return the bytes of the device buffers, by array and stage, for chunks of that size."""
+        """Return the bytes of the device buffers by array and stage. part: the problem of one chunk."""
         shapes = {"x": part.x_shape, "y": part.y_shape}
         wanted = {(name, stage): ITEM_BYTES * prod(shapes[name]) for stage in range(stages) for name in shapes}
         wanted[_WEIGHT, 0] = ITEM_BYTES * prod(part.w_shape)
@@ -294,7 +295,7 @@ class _Work:
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):
             if self._sums and this.overlap:
-                # The chunk before has these images in its sum.
+                # The previous chunk's sum includes these images already, so zero them.
                 for array in arrays[:2]:
                     size = array.nbytes // len(array) * this.overlap
                     self._gpu.cuda.runtime.memsetAsync(array.data.ptr, 0, size, stream.ptr)
@@ -308,7 +309,7 @@ class _Work:
         return done
 
     def after_kernel(self, problem: ConvProblem, first: int, stage: int = 0) -> None:
-        """Queue the chunk's passes: add the bias to y, or the weight's gradient to the sums."""
+        """Queue the passes after the kernel: add the bias to y, or add the weight's gradient to the sums."""
         if self.bias:
             addresses = self._address(_BIAS), self._address("y", stage)
             _passes.add_bias(*addresses, problem, self._gpu.device.id, self._gpu.stream)
@@ -317,7 +318,7 @@ class _Work:
             _passes.accumulate(*addresses, first == 0, count, self._gpu.device.id, self._gpu.stream)
 
     def finish(self) -> None:
-        """Queue the rounding of the sums to the weight's gradient, and wait for it."""
+        """Round the sums to the float32 weight gradient, and wait for all work."""
         if self._sums:
             addresses, count = (self._address(_SUMS), self._address(_WEIGHT)), prod(self._problem.w_shape)
             _passes.round_sums(*addresses, count, self._gpu.device.id, self._gpu.stream)
@@ -335,15 +336,15 @@ class _Work:
         return address
 
     def seconds(self) -> float:
-        """Return the kernels' total time, once all work is done."""
+        """Return the kernels' total time in seconds; all work must have ended."""
         return sum(self._gpu.cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
 
 class _StreamBlocker:
     """Makes a stream wait until all of a chunk's work is queued on it.
 
-    Otherwise the time between two events includes the interpreter's: while other threads run, a kernel is launched a
-    tenth of a millisecond or more after the event in front of it.
+    Otherwise the time between two events would include Python's time: while other threads run, a kernel is launched
+    0.1 ms or more after the event in front of it.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -354,7 +355,10 @@ class _StreamBlocker:
 
     @contextmanager
     def blocked(self, stream: Any, array: Any) -> Iterator[None]:
-        """Make a stream of the current device, the CuPy array's, wait until the block ends; one block at a time."""
+        """Make a stream wait until this context ends; contexts must not overlap.
+
+        The stream is of the current device, where the CuPy array is.
+        """
         if self._kernel is None:
             plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
             self._kernel = cuda.compiled(cuda.Program("spin", _SPIN, (), plan), array.device.id).function("spin", 0)
@@ -373,7 +377,7 @@ _lock = threading.Lock()
 
 
 def gpu(number: int = 0) -> Gpu:
-    """Return the buffers and streams of the GPU of that number; raises DeviceError where there is none."""
+    """Return the buffers and streams of the GPU of that number; raises DeviceError if there is no such GPU."""
     cuda.chip(number)
     with _lock:
         if number not in _gpus:
@@ -381,5 +385,5 @@ def gpu(number: int = 0) -> Gpu:
         return _gpus[number]
 
 
-# Registered when this module is imported, before the package's wait for pending calls, and so run after it.
+# atexit calls functions in reverse order: this one, registered at the import, runs after the wait for pending calls.
 atexit.register(_gpus.clear)

@@ -1,14 +1,15 @@
-"""Imperative calls of the package's operators: ``call`` takes the place of MXNet's nd.Custom, in three steps.
+"""Imperative calls of the package's operators: ``call`` replaces MXNet's nd.Custom, and has three steps.
 
-1. The synchronous fast path. Through MXNet's engine a call passes two other threads and ten callbacks: about 350
-   microseconds, for a kernel of ten or twenty. A small call waits for its inputs and computes in the caller's thread.
-   All other calls go through the engine: calls with ``out=`` (the array may have pending readers), calls recorded by
-   autograd, large calls (they should overlap with other work), empty batches, and wrong ones, so that their errors are
-   the same. So do calls while other threads exist: one may write an input meanwhile, or give the weight to a built-in
-   Convolution, which changes its layout. A Convolution queued earlier begins before the weight's reorder: see
-   ``default_layout.reorder``. MXNet's profiler does not see the calls of this path.
-2. An output from the output pool, for a large call on the CPU (``output_pool``). It is passed as ``out=``; the array is
-   MXNet's own in all but the origin of its memory. The step is left out for the calls that step 1 leaves to the engine.
+1. The synchronous fast path. Through MXNet's engine, a call passes two other threads and ten callbacks: about 350
+   microseconds, for a kernel that takes 10 or 20. So a small call waits for its inputs and computes in the caller's
+   thread. All other calls go through the engine: calls with ``out=`` (the array may have pending readers), calls
+   recorded by autograd, large calls (they should overlap with other work), empty batches, and wrong calls, so that
+   their errors are MXNet's. So do all calls while other threads exist: another thread may write an input meanwhile, or
+   pass the weight to a built-in Convolution, which changes its layout. A Convolution queued earlier begins before the
+   weight's reorder: see ``default_layout.reorder``. MXNet's profiler does not see calls on the fast path.
+2. An output from the output pool (``output_pool``), for a large call on the CPU. It is passed as ``out=``; only the
+   origin of its memory differs from MXNet's own arrays. Calls with ``out=``, recorded calls and wrong calls skip this
+   step.
 3. Inputs in the default layout (``default_layout``), and the output's gradient too if the call is recorded.
 """
 
@@ -29,8 +30,8 @@ from . import bridge, default_layout, interrupts, output_pool
 from .default_layout import NETWORK, OP_TYPE
 from .operator import NewProp, parsed_call
 
-#: The most operations, and bytes of the three arrays, of a small call, by where the arrays live: about 0.1 ms of a
-#: core, less of a GPU.
+#: The most floating-point operations, and the most bytes of the three arrays, of a small call, by the arrays' device:
+#: about 0.1 ms on one core, less on a GPU.
 MOST_FLOPS = {"cpu": 8_000_000, "gpu": 100_000_000}
 MOST_BYTES = {"cpu": 2_000_000, "gpu": 100_000_000}
 
@@ -48,7 +49,7 @@ def install() -> None:
 
 
 def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call MXNet's ``custom``, or compute what it would; other operators than this package's are called as they are."""
+    """Compute a call of this package's operators in the steps above; pass other operators' calls to ``custom``."""
     op_type, out = kwargs.get("op_type"), kwargs.get("out")
     if op_type not in (OP_TYPE, NETWORK):
         return custom(*data, **kwargs)
@@ -56,7 +57,7 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             prop, shape = parsed_call(data, kwargs)
         except Ece408Error:
-            return custom(*data, **kwargs)  # which reports it
+            return custom(*data, **kwargs)  # MXNet's call reports the error
         output = _computed_synchronously(data, prop, shape)
         if output is not None:
             return output
@@ -75,12 +76,12 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_plain(data: tuple[Any, ...]) -> bool:
-    """Return whether the first two steps may serve a call: with NDArrays alone, and not recorded."""
+    """Return whether the first two steps support a call: all inputs are NDArrays, and it is not recorded."""
     return all(type(array) is mx.nd.NDArray for array in data) and not mx.autograd.is_recording()
 
 
 def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
-    """Return the output of a small call, or None where the engine has to compute it or to report what is wrong."""
+    """Return the output of a small call, or None if the engine has to compute it or to report its error."""
     if not thread_pool.is_only_thread():
         return None
     home, context, shapes = "gpu" if bridge.on_gpu(data[0]) else "cpu", data[0].context, [each.shape for each in data]
@@ -96,7 +97,7 @@ def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[i
         for array in data:
             default_layout.reorder(array)
     for array in data:
-        array.wait_to_read()  # raises an input's own failure, which MXNet reports once
+        array.wait_to_read()  # raises the failure of the input's operator, which MXNet reports only once
     try:
         output = mx.nd.empty(shape, context, np.float32)
         operator.compute(*data, output)
@@ -111,7 +112,7 @@ def _small(home: str, prop: NewProp, x: tuple[int, ...], w: tuple[int, ...]) -> 
 
 
 def _pooled_output(data: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
-    """Return an array for a large call's output; None where MXNet has to make it, or to report what is wrong."""
+    """Return a pooled array for a large call's output; None if MXNet has to make the output or to report an error."""
     if ITEM_BYTES * math.prod(shape) < output_pool.LEAST_BYTES or any(array.context != mx.cpu() for array in data):
         return None
     pool = output_pool.pool()
@@ -122,16 +123,16 @@ def _pooled_output(data: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 
 def _in_default_layout(array: Any, shared: bool = False, recorded: bool = False) -> Any:
-    """Return the array, or a copy, in the default layout when the next call begins.
+    """Return the array, or a copy, which will have the default layout when the next call begins.
 
-    shared: it is a weight, which other threads may give to a built-in Convolution at any moment. recorded: the backward
-    pass reads the array too, and a built-in Convolution may come before it.
+    shared: the array is a weight, which other threads may pass to a built-in Convolution at any moment. recorded: the
+    backward pass reads the array too, and a built-in Convolution may read it before.
     """
     if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
         return array
     may_change = shared and (recorded or not thread_pool.is_only_thread())
     if may_change and array.stype == "default" and array.ndim == 4 and array.size and array.dtype == np.float32:
-        # Only this call knows the copy, so nobody changes its layout. Slices always have the default layout.
+        # Only this call has the copy, so its layout stays. Slices always have the default layout.
         return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
     default_layout.reorder(array)
     return array

@@ -1,15 +1,16 @@
-"""Brings the reason of an error inside a Custom operator to the Python caller.
+"""Bring the reason of an error inside a Custom operator to the Python caller.
 
 When a method of a Custom operator raises, MXNet prints the traceback to stdout and raises an MXNetError in the caller's
 thread that names a line of custom.cc instead of the reason. Every MXNetError passes through get_last_ffi_error, which
-``install`` replaces by one that adds the reason.
+``install`` replaces by a function that adds the reason.
 
-Methods of a Prop fail in the caller's thread, which keeps the reason. ``forward`` and ``backward`` fail in a thread of
-MXNet's, and whoever waits for an output gets the error, maybe much later and after other operators have failed. MXNet's
-own message says nothing about which one failed, and MXNet loses some failures when several operators fail at the same
-time. So the failing method returns, after it has queued an operator that writes the output and fails: a Crop with an
-impossible offset. MXNet's message contains the offset, which is the number of the reason. (Other operators that fail
-when they run share a resource, such as the random number generator's state, and the failure spreads through it.)
+Methods of a Prop fail in the caller's thread, for which this module keeps the reason. ``forward`` and ``backward`` fail
+in one of MXNet's threads, and a wait for an output raises the error, maybe much later and after other operators have
+failed. MXNet's message does not tell which operator failed, and MXNet loses some failures when several operators fail
+at the same time. So the failing method returns normally, after it has queued a second operator that writes the output
+and fails: a Crop with an impossible offset. MXNet's message contains the offset, which is the number of the reason. (A
+Crop, because other operators that fail at run time share a resource, such as the random number generator's state,
+through which the failure spreads.)
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from ece408_op.runtime.bounded_dict import BoundedDict
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-#: The reason of the last failure of this thread.
+#: ``reason``: the last failure in this thread.
 _here = threading.local()
 
-#: The reasons of failed calls of forward and backward, by number: an offset that no image has.
+#: The reasons of failed calls of forward and backward, by number. A number is also an offset that no image has.
 _failures: BoundedDict[int, Exception] = BoundedDict(4096)
 _numbers = itertools.count(408_000_000)
 _SECOND_DERIVATIVE = "Operator _backward_Custom is non-differentiable"
@@ -48,7 +49,7 @@ class OperatorError(Ece408Error, RuntimeError):
 
 
 def reported_at_once(method: Method) -> Method:
-    """Decorate a method of a Prop, which MXNet calls and whose failure it reports in the caller's thread."""
+    """Decorate a method of a Prop, so that its failure is raised with its reason in the caller's thread."""
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +63,7 @@ def reported_at_once(method: Method) -> Method:
 
 
 def reported_with_outputs(method: Method) -> Method:
-    """Decorate ``forward`` or ``backward``: whoever waits for what it writes gets the reason of its failure."""
+    """Decorate ``forward`` or ``backward``, so that a wait for an array that it writes raises its failure's reason."""
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -80,22 +81,22 @@ def reported_with_outputs(method: Method) -> Method:
 
 
 def fail(target: Any, error: Exception) -> None:
-    """Make waiting for an array, which is not empty, fail with that error; raises it with the NaiveEngine."""
+    """Make a wait for ``target``, which is not empty, raise ``error``; with the NaiveEngine, raise it at once."""
     import mxnet as mx
 
     reason = _explained(error)
     number = next(_numbers)
-    _failures[number] = copy.copy(reason)  # without the traceback, whose frames keep the call's arrays
+    _failures[number] = copy.copy(reason)  # without the traceback, whose frames keep the call's arrays alive
     try:
         failing = mx.nd.Crop(mx.nd.zeros((1, 1, 1, 1), mx.cpu()), offset=(number, 0), h_w=(1, 1), num_args=1)
         failing.reshape((1,)).copyto(target.reshape((-1,))[0:1])
-    except mx.MXNetError:  # the NaiveEngine computes it in this thread, which is the caller's
+    except mx.MXNetError:  # the NaiveEngine runs the Crop in this thread, which is the caller's
         _here.reason = reason
         raise reason from None
 
 
 def install() -> None:
-    """Replace MXNet's get_last_ffi_error, and do not print tracebacks of this package's errors; once per process."""
+    """Replace MXNet's get_last_ffi_error, and stop MXNet from printing this package's errors; once per process."""
     from mxnet import base, operator
     from mxnet._ffi._ctypes import function
     from mxnet.symbol import symbol
@@ -118,14 +119,17 @@ def install() -> None:
 
 
 def sentence_of(error: Exception) -> str:
-    """Return what an error of MXNet's says, without the places in its own source."""
+    """Return the message of an MXNet error in one line, without positions in MXNet's source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
     reason = ([line for line in lines if line.startswith("MXNetError:")] or lines)[-1]
     return _SOURCE.sub("", reason.replace("MXNetError: ", "", 1))
 
 
 def _explained(error: Exception) -> Ece408Error:
-    """Return the error if it is this package's, and else one with the innermost file and line outside libraries."""
+    """Return an error of this package's as it is, and wrap any other in an OperatorError.
+
+    The OperatorError names the innermost file and line outside libraries.
+    """
     if isinstance(error, Ece408Error):
         return error
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -136,7 +140,7 @@ def _explained(error: Exception) -> Ece408Error:
 
 
 def _reason_of(message: str) -> Exception | None:
-    """Return the reason behind MXNet's message, which has a failure's number or the failed callback of custom.cc."""
+    """Return the reason for MXNet's message, which has a failure's number or a line of custom.cc; None if unknown."""
     failed = _FAILED.search(message)
     if failed is not None:
         return _failures.get(int(failed[1]))
@@ -150,7 +154,7 @@ def _reason_of(message: str) -> Exception | None:
 
 
 def _with_reason(error: Exception, reason: Exception) -> Exception:
-    """Return the error to raise: an MXNetError that is also an error of the reason's class, with its words."""
+    """Return the error to raise: of a class derived from the reason's class and MXNetError, with the reason's text."""
     combined = type(f"MXNet{type(reason).__name__}", (type(reason), type(error)), {"__module__": __name__})
     explained: Exception = combined(f"in a Custom operator: {reason}")
     explained.__cause__ = reason
@@ -162,5 +166,5 @@ def _print_unless_ours(*args: Any, **kwargs: Any) -> None:
     if isinstance(error, Ece408Error):
         return
     if error is not None:
-        _here.reason = None  # another operator's failure
+        _here.reason = None  # this is the failure of an operator of another package
     builtins.print(*args, **kwargs)

@@ -41,8 +41,8 @@ CUDA11_LIBRARIES = (
     "libnccl.so.2",
 )
 
-#: How long idle OpenMP threads spin, in iterations of libgomp: about a quarter of a millisecond. By default they spin
-#: for eight milliseconds after each call of MXNet, on the cores that the next kernel of ``New`` needs.
+#: How long idle OpenMP threads spin, in libgomp's iterations: about 0.25 ms. By default they spin for 8 ms after each
+#: call of MXNet, on the cores that the next kernel of ``New`` needs.
 SPIN_COUNT = 10_000
 
 
@@ -54,7 +54,7 @@ def install(after: Callable[[], None] | None = None) -> None:
         return
     finder = next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
     if finder is None:
-        # An import before this call has failed and left these.
+        # A failed import before this call has left these modules.
         for name in [name for name in sys.modules if name.startswith("mxnet.")]:
             del sys.modules[name]
         finder = Finder()
@@ -63,7 +63,7 @@ def install(after: Callable[[], None] | None = None) -> None:
 
 
 def load() -> ModuleType:
-    """Import MXNet and return it; raises MXNetImportError, with what to install, where that fails."""
+    """Import MXNet and return it; raises MXNetImportError, which says what to install, if the import fails."""
     install()
     try:
         return importlib.import_module("mxnet")
@@ -74,7 +74,7 @@ def load() -> ModuleType:
 
 
 def warn_where_absent() -> None:
-    """Warn, with what to install, if there is no MXNet: the kernels work without it, the operator does not."""
+    """Warn if MXNet is missing, and say what to install: the kernels work without MXNet, the operator does not."""
     if "mxnet" not in sys.modules and importlib.util.find_spec("mxnet") is None:
         warnings.warn(f"MXNet is not installed, so there is no operator New: {_how_to_install()}", stacklevel=3)
 
@@ -92,7 +92,7 @@ def _how_to_install() -> str:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds ``mxnet`` and its modules by the other finders, and has their loader run them by ``_execute``."""
+    """Finds ``mxnet`` and its modules by the other finders, and makes their loaders run them by ``_execute``."""
 
     def __init__(self) -> None:
         self.after: list[Callable[[], None]] = []
@@ -100,14 +100,14 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec; None for other packages, and where MXNet is absent."""
+        """Return the module's spec; None for other packages, and if MXNet is not installed."""
         if fullname.partition(".")[0] != "mxnet":
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             execute = partial(_execute, spec.loader.exec_module, self.after if fullname == "mxnet" else ())
-            spec.loader.exec_module = execute  # type: ignore[method-assign] # each spec has a loader of its own
+            spec.loader.exec_module = execute  # type: ignore[method-assign] # each spec has its own loader
         return spec
 
 
@@ -134,7 +134,7 @@ def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> Non
             f"pip uninstall {' '.join(builds)}, then install one of them"
         )
     threads = os.environ.get("OMP_NUM_THREADS", "").strip()
-    # The library would end the process.
+    # With another value, MXNet's library would end the process.
     if not re.fullmatch(r"([+-]?[0-9]{1,10})?", threads) or abs(int(threads or 0)) >= 1 << 31:
         raise MXNetImportError(f"OMP_NUM_THREADS: expected one whole number below 2**31, got {threads!r}")
     if sys.flags.optimize > 1:
@@ -144,7 +144,7 @@ def _run_mxnet(module: ModuleType, execute: Callable[[ModuleType], None]) -> Non
 
         load_libraries(CUDA11_LIBRARIES)
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # libgomp reads it when it is loaded
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # libgomp reads the variable when it is loaded
     try:
         execute(module)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The record of calls: an entry per forward of the operator and per gradient, oldest first, at most CAPACITY."""
+"""The record of calls: an entry per forward call of the operator and per gradient, oldest first, at most CAPACITY."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ece408_op.problem import ConvProblem
 
-#: Calls in the record; a new call then replaces the oldest one.
+#: The most calls in the record; then a new call replaces the oldest one.
 CAPACITY = 10_000
 
 
@@ -34,9 +34,9 @@ class OpTime:
         problem: the sizes of the convolution; a DataGradient or WeightGradient for a gradient.
         implementation: the name of the kernel.
         device: "cpu" or "gpu".
-        seconds: the Op Time: the computation alone, on a GPU between two events around the kernel.
-        copy_seconds: the additional seconds of copies to a GPU and back; copies and computation overlap, and take
-            seconds + copy_seconds together.
+        seconds: the Op Time, that of the computation only; on a GPU, between two events around the kernel.
+        copy_seconds: the additional seconds for copies to a GPU and back. Copies and computation overlap, and together
+            take seconds + copy_seconds.
         call_seconds: the whole call: choosing and compiling the kernel, mapping memory, copies, computation.
     """
 
@@ -54,7 +54,7 @@ _lock = Lock()
 
 
 def record(call: OpTime | Callable[[], Sequence[OpTime]]) -> None:
-    """Add a call to the record, or what returns several, when somebody reads it; safe from any thread."""
+    """Add a call to the record, or a function that returns calls when the record is read; safe from any thread."""
     with _lock:
         _calls.append(call)
 

@@ -1,9 +1,9 @@
-"""The operator ``New`` as MXNet sees it: its attributes, shapes, types, forward and backward.
+"""MXNet's interface of the operator ``New``: its attributes, shapes, types, forward and backward.
 
     mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
 
-MXNet passes all attributes as text and ends the process when a Prop's constructor raises, so the constructor only
-stores them; they are checked when shapes are inferred.
+MXNet passes all attributes as text, and ends the process when a Prop's constructor raises. So the constructor only
+stores them, and ``infer_shape`` checks them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHERS = ("op_type", "name", "out")
 
 
 class NewProp(mx.operator.CustomOpProp):
-    """Shapes, types and the creation of the operator: inputs data, weight and perhaps bias, one output."""
+    """Shapes, types and the creation of the operator, which has inputs data, weight and maybe bias, and one output."""
 
     def __init__(self, **attributes: str) -> None:
         super().__init__(need_top_grad=True)
@@ -47,7 +47,7 @@ class NewProp(mx.operator.CustomOpProp):
         return _problem(self._attributes, x, w)
 
     def list_arguments(self) -> list[str]:
-        """Return the inputs' names; wrong attributes are reported when shapes are inferred."""
+        """Return the inputs' names; ``infer_shape`` reports wrong attributes."""
         try:
             return list(self._attributes.inputs)
         except ProblemError:
@@ -56,7 +56,7 @@ class NewProp(mx.operator.CustomOpProp):
     def declare_backward_dependency(
         self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
     ) -> list[int]:
-        """Return what the gradients read: the output's gradient, data and weight, so that no output is kept."""
+        """Return the arrays that gradients read: the output's gradient, data and weight, so that no output is kept."""
         return [*out_grad, *in_data[:2]]
 
     def list_outputs(self) -> list[str]:
@@ -65,7 +65,7 @@ class NewProp(mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
-        """Return the shapes of inputs and output, if known: -1 is an unknown size, [] an unknown rank."""
+        """Return the shapes of inputs and output as far as known: -1 is an unknown size, [] an unknown rank."""
         attributes = self._attributes
         default_layout.check_subgraph(self._text)
         inputs, output = _shapes.infer(attributes, tuple(map(tuple, in_shape)))
@@ -74,7 +74,7 @@ class NewProp(mx.operator.CustomOpProp):
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return float32 for all arrays, whether their types are known or not."""
-        self._attributes  # noqa: B018 - checked here if no shape has been inferred before
+        self._attributes  # noqa: B018 - this checks the attributes if infer_shape has not been called before
         for name, dtype in zip(INPUTS, in_type):
             if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
@@ -99,7 +99,8 @@ class NewProp(mx.operator.CustomOpProp):
 class NewOp(mx.operator.CustomOp):
     """One layer on one device; MXNet calls forward from its worker threads, several at a time.
 
-    home: the device of the arrays, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
+    home: the device of the arrays, "cpu" or "gpu". number: that GPU's number. chip: the GPU that computes, None if the
+    CPU does.
     """
 
     def __init__(self, attributes: Attributes, home: str, number: int, chip: Chip | None) -> None:
@@ -116,9 +117,10 @@ class NewOp(mx.operator.CustomOp):
             self.compute(*in_data, *out_data, add=req[0] == "add")
 
     def compute(self, *arrays: Any, add: bool = False) -> None:
-        """Fill the output, the last of the NDArrays data, weight, bias (if any) and output, or add; record the call.
+        """Fill the output or, with ``add``, add to it; record the call.
 
-        The inputs are ready. Returns when the output is filled. Raises Ece408Error.
+        arrays: the NDArrays data, weight, bias (if any) and output, whose inputs are ready. Returns when the output is
+        filled. Raises Ece408Error.
         """
         x, w, *bias, y = arrays
         self._run_and_record(_problem(self._attributes, x.shape, w.shape), (x, w, y), add, *bias)
@@ -133,7 +135,7 @@ class NewOp(mx.operator.CustomOp):
             tuning.tune_once(kernel, problem, self._number)
         timing = self._run_in_context(kernel, problem, operands, add, bias) if problem.batch else Timing(0.0)
         if not problem.batch and not add:
-            self._fill(operands[2], 0)  # the sums over no images
+            self._fill(operands[2], 0)  # sums over an empty batch
         whole = time.perf_counter() - start
         op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
@@ -146,7 +148,7 @@ class NewOp(mx.operator.CustomOp):
             return _device_context.convolve(kernel, problem, addresses, self._number, add, address)
         a, b, out = map(bridge.cpu_view, operands, problem.shapes)
         bias_view = None if bias is None else bridge.cpu_view(bias)
-        # A kernel may not read what it writes.
+        # A kernel's output must not overlap its inputs.
         separate = add or any(np.may_share_memory(each, out) for each in (a, b, bias_view) if each is not None)
         target = np.empty_like(out) if separate else out
         if isinstance(kernel, CudaKernel):
@@ -185,7 +187,7 @@ class NewOp(mx.operator.CustomOp):
                 self._fill(gradients[name], 0)
 
     def _bias_gradient(self, problem: ConvProblem, y: Any, out: Any, add: bool) -> None:
-        """Sum y over images and pixels, where the arrays are: a copy to a GPU takes longer than the sum."""
+        """Sum y over images and pixels on the arrays' device, because a copy to a GPU takes longer than the sum."""
         if self._home == "gpu":
             addresses = bridge.address_of(y), bridge.address_of(out)
             _device_context.bias_gradient(problem, *addresses, self._number, add)
@@ -221,9 +223,9 @@ def _problem(attributes: Attributes, x: tuple[int, ...], w: tuple[int, ...]) -> 
 
 
 def parsed_call(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
-    """Return the operator's properties and the output's shape for a call of nd.Custom.
+    """Return the operator's Prop and the output's shape for a call of nd.Custom.
 
-    Raises Ece408Error where the attributes, or the arrays' shapes or types, are wrong.
+    Raises Ece408Error if the attributes, or the arrays' shapes or types, are wrong.
     """
     prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
     if len(data) != len(prop.list_arguments()):

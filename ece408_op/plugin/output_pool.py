@@ -1,13 +1,12 @@
-"""The output pool: it keeps the memory of freed large outputs for the next ones, whose pages are then mapped already.
+"""The output pool: it keeps the memory of freed large outputs for later outputs, whose pages are then mapped already.
 
-Linux clears fresh memory page by page at the first touch, and that takes as long as a convolution. An output from the
-pool has its pages already. Linux may take the pages of waiting memory back whenever it is short of memory (MADV_FREE);
-until then ``free`` counts them as used. The environment variable ECE408_OUTPUT_POOL limits the pool, in bytes, 4 GiB by
-default; 0 turns it off.
+Linux clears fresh memory page by page at the first touch, which takes as long as a convolution. Linux may reclaim the
+pages of unused blocks when it is short of memory (MADV_FREE); until then ``free`` counts them as used. The environment
+variable ECE408_OUTPUT_POOL limits the pool, in bytes, 4 GiB by default; 0 turns it off.
 
-Arrays use the memory through DLPack (github.com/dmlc/dlpack): the owner of a tensor calls its deleter when it needs the
-tensor no longer, from any thread and also while the interpreter exits. So the deleter is machine code, and it, the pool
-and its blocks live as long as the process.
+Arrays use the memory through DLPack (github.com/dmlc/dlpack): the owner of a tensor calls the tensor's deleter to
+release it, from any thread and also while the interpreter exits. So the deleter is machine code, and the deleter, the
+pool and its blocks live as long as the process.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import llvm
 
-#: Outputs from this many bytes on use the pool.
+#: The size in bytes from which on outputs use the pool.
 LEAST_BYTES = 4 << 20
 #: The default limit, in bytes.
 LIMIT = 4 << 30
@@ -47,13 +46,13 @@ class _Tensor(ctypes.Structure):
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLPack's DLManagedTensor: a tensor, and the function to call with this structure when it is needed no longer."""
+    """DLPack's DLManagedTensor: a tensor, and the function that releases it, which takes this structure."""
 
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class _Block(ctypes.Structure):
-    """Memory, and what the machine code needs to know about it."""
+    """A block of memory, and the fields that the deleter's machine code reads and writes."""
 
     _fields_ = [("in_use", ctypes.c_int64), ("start", ctypes.c_int64), ("bytes", ctypes.c_int64)]
 
@@ -64,9 +63,9 @@ class _Block(ctypes.Structure):
 
 
 class OutputPool:
-    """Blocks that arrays use, and blocks that wait, together at most ``limit`` bytes; for any number of threads.
+    """Used and unused blocks, together at most ``limit`` bytes; safe from any thread.
 
-    It must outlive the arrays.
+    The pool must outlive the arrays.
     """
 
     def __init__(self, limit: int) -> None:
@@ -75,7 +74,7 @@ class OutputPool:
         self._lock = threading.Lock()
 
     def array(self, shape: tuple[int, ...]) -> Any:
-        """Return an uninitialised float32 NDArray of mx.cpu(); None beyond the limit, or without memory."""
+        """Return an uninitialised float32 NDArray of mx.cpu(); None if the limit or the memory does not suffice."""
         try:
             block = self._block(ITEM_BYTES * math.prod(shape))
         except OSError:
@@ -103,7 +102,7 @@ class OutputPool:
                     return None
                 while free < size:
                     free += waiting[0].bytes
-                    self._blocks.remove(waiting.pop(0))  # its memory goes with it
+                    self._blocks.remove(waiting.pop(0))  # this was the last reference, so its memory is freed
                 block = _Block(size)
             self._blocks.append(block)
             return block
@@ -111,7 +110,7 @@ class OutputPool:
 
 @cache
 def pool() -> OutputPool:
-    """Return the pool of this process; raises DeviceError where ECE408_OUTPUT_POOL is no number of bytes."""
+    """Return the pool of this process; raises DeviceError if ECE408_OUTPUT_POOL is not a number of bytes."""
     text = os.environ.get(VARIABLE, "").strip() or str(LIMIT)
     if not text.isdecimal():
         raise DeviceError(f"{VARIABLE}: expected a number of bytes, or 0 to turn the output pool off, got {text!r}")
@@ -119,14 +118,14 @@ def pool() -> OutputPool:
 
 
 def _never_freed(value: Any) -> Any:
-    """Return an object that is never freed: arrays are freed while the interpreter exits, too."""
+    """Return the object, and never free it, because arrays may use it even while the interpreter exits."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     return value
 
 
 @cache
 def _deleter() -> Any:
-    """Return the machine code of all deleters: give the pages to the system, then mark the block as free."""
+    """Return the machine code of the deleter: it lets Linux reclaim the pages, then marks the block as unused."""
     advise = ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
     with llvm.LOCK:
         with llvm.Function(llvm.Module("pool", llvm.cpu()), "free_block", "", "managed", exported=True) as f:

@@ -1,7 +1,7 @@
-// Passes around the kernels: results added to an array, biases, and sums.
+// Passes around the convolution kernels: add results to an array, add biases, and compute sums.
 //
-// Each element is read and written once, so all of them are limited by the memory's bandwidth. Sums of many elements
-// have two levels: float32 inside an image, float64 over images, so that their errors do not grow with the batch.
+// Each element is read and written once, so memory bandwidth limits all kernels. Sums of many elements have two levels:
+// float32 within an image and float64 over images, so that their rounding errors stay small for large batches.
 
 constexpr int THREADS = 256;
 
@@ -26,7 +26,7 @@ extern "C" __global__ void round_sums(const double *sum, float *y, long long cou
     FOR_EACH(i, count) y[i] = (float)sum[i];
 }
 
-// Block (filter, part) sums every parts-th image of y (B, M, pixels) into partial (parts, M).
+// Block (filter, part) sums images part, part + parts, ... of y (B, M, pixels) into partial (parts, M).
 extern "C" __global__ void sum_pixels(const float *y, double *partial, int images, int filters, long long pixels) {
     const int filter = blockIdx.x % filters, part = blockIdx.x / filters, parts = gridDim.x / filters;
     __shared__ double sums[THREADS];

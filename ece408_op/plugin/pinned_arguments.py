@@ -1,6 +1,6 @@
-"""Executors pin the arguments that calls copy to a GPU: they use the same memory at each call.
+"""Make executors pin the arguments that are copied to a GPU, because they use the same memory at each call.
 
-A Custom operator gets arrays that do not own their memory, and could not hold it.
+The operator cannot do so: a Custom operator's arrays do not own their memory, and so cannot keep it alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import bridge
 
 
 def install() -> None:
-    """Have executors pin arguments from the call on that follows the first copy."""
+    """Make executors pin an argument in the call after its first copy to a GPU."""
     forward = mx.executor.Executor.forward
 
     @wraps(forward)
@@ -35,7 +35,7 @@ def _pin(executor: Any) -> None:
     if found is None:
         arrays = [array for array in executor.arg_arrays if ITEM_BYTES * array.size >= pinned.LEAST_BYTES]
         arrays = [array for array in arrays if array.stype == "default" and not bridge.on_gpu(array)]
-        # The executor's own objects, by address; each becomes what pins it.
+        # The executor's own NDArrays, by address; a Pinned object replaces each one that is pinned.
         found = executor._ece408_pinned = dict(zip(bridge.addresses(arrays), arrays))
     for address in found.keys() & pinned.wanted.keys():
         size, owner = pinned.wanted.pop(address, 0), found[address]
