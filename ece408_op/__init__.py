@@ -5,8 +5,8 @@
 
     y = mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
 
-Importing this package is cheap and changes nothing but how MXNet is imported; the operator is
-registered as soon as MXNet is.
+Importing this package is cheap, and only changes how MXNet is imported. As soon as MXNet is imported, the package
+registers the operator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-#: What needs MXNet is imported when it is first asked for.
+#: The modules of the names that need MXNet, which are imported at their first use.
 _NEEDS_MXNET = {
     "New": "plugin.builder",
     "Convolution": "plugin.builder",

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, the reaction to Ctrl-C, and how ``python -m ece408_op COMMAND`` finds them."""
+"""Code shared by all commands: exit codes, handling of Ctrl-C, and the table for ``python -m ece408_op COMMAND``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from types import FrameType
 
 OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
 
-#: The module of each command's main function; that of a milestone takes the milestone's name.
+#: The module of each command's function ``main``, which for milestones takes the milestone's name.
 COMMANDS = {
     **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones.cli"),
     "bench": "bench.__main__",
@@ -28,7 +28,7 @@ COMMANDS = {
     "report": "report.__main__",
 }
 
-#: These handle Ctrl-C themselves: they compute in child processes, and ending those may take longer than _GRACE.
+#: These commands handle Ctrl-C themselves, because ending their child processes may take longer than _GRACE.
 _HANDLE_INTERRUPTS = {"grade", "report"}
 
 _MOST_DIGITS = 20
@@ -38,7 +38,7 @@ _GRACE = 0.7
 
 
 def run(name: str) -> int:
-    """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
+    """Import and run one of COMMANDS with this process's arguments; return its exit code."""
     _open_closed_streams()
     milestone = COMMANDS[name] == "milestones.cli"
     program = f"{name}.py" if milestone else f"ece408-{name}"
@@ -56,10 +56,10 @@ bench, grade, lab, report = (partial(run, name) for name in ("bench", "grade", "
 
 
 def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Return argparse's type of a whole number between both."""
+    """Return a function for argparse's ``type`` that parses a whole number from ``least`` to ``most``."""
 
     def parsed(word: str) -> int:
-        # Python refuses to read a number of thousands of digits.
+        # Python refuses to parse a number with thousands of digits.
         if not word.isdecimal() or len(word) > _MOST_DIGITS or not least <= int(word) <= most:
             limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             raise argparse.ArgumentTypeError(f"expected a whole number {limits}, got {word!r}")
@@ -69,39 +69,39 @@ def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def interrupt_on_sigterm() -> None:
-    """Let SIGTERM end a command as Ctrl-C does: the main thread raises KeyboardInterrupt, with the signal's number."""
+    """Make SIGTERM end a command like Ctrl-C: the main thread raises KeyboardInterrupt with the signal's number."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the clean-up
         raise KeyboardInterrupt(number)
 
-    with suppress(ValueError):  # in another thread no handler can be set: the caller decides
+    with suppress(ValueError):  # only the main thread can set a handler; in others, the caller has to react
         signal.signal(signal.SIGTERM, interrupt)
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines; what the encoding of stdout lacks becomes escapes. A reader that has ended, as head, is no error."""
+    """Print lines, with escapes for characters that stdout's encoding lacks; a closed pipe, as by head, is no error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         for line in lines:
             print(line)
         sys.stdout.flush()
-    except BrokenPipeError:  # at its exit, Python would fail again
+    except BrokenPipeError:  # Python's flush at exit would fail again, so it goes to /dev/null
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def guard(program: str, work: Callable[[], int]) -> int:
-    """Run the work of a command that has the process to itself; returns its exit code.
+    """Run a command as the only work of this process; return its exit code.
 
-    Ctrl-C prints one line with the program's name and gives exit code 130. Python cannot interrupt a computation of
-    MXNet or of a kernel, nor MXNet's wait for it at exit. A thread therefore ends the process after _GRACE seconds.
+    Ctrl-C prints one line with the program's name, and the exit code is 130. Python cannot interrupt a computation of
+    MXNet or of a kernel, nor MXNet's wait at exit. So a thread ends the process after _GRACE seconds.
     """
     _open_closed_streams()
     with _exit_on_interrupt(program):
         print_once = _watch_interrupts(program)
     try:
-        # Where the caller ignores SIGINT, as a shell does for its background jobs, so does the command.
+        # If the caller ignores SIGINT, as a shell does for background jobs, the command ignores it too.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
         return work()
@@ -109,13 +109,13 @@ def guard(program: str, work: Callable[[], int]) -> int:
         print_once()
         return INTERRUPTED
     finally:
-        # From here on the watching thread alone reacts: Python would print an exception raised at exit and ignore it.
+        # From here on only the watching thread reacts: Python would print an exception raised at exit, and go on.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def _open_closed_streams() -> None:
-    """Send stdout and stderr to /dev/null where the shell closed them, as by ``>&-``: Python has None there."""
+    """Send stdout and stderr to /dev/null if the shell closed them, as by ``>&-``: Python then sets them to None."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -125,8 +125,8 @@ def _open_closed_streams() -> None:
 def _exit_on_interrupt(program: str) -> Iterator[None]:
     """Inside the context, Ctrl-C ends the process without cleaning up.
 
-    This is for what comes before a command's work: NumPy turns a KeyboardInterrupt inside its import into an
-    ImportError of many lines.
+    This is for imports before a command's work: NumPy turns a KeyboardInterrupt during its import into an ImportError
+    with a message of many lines.
     """
     before = signal.getsignal(signal.SIGINT)
 
@@ -149,7 +149,7 @@ def _print_interrupted(program: str) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library crashes it."""
+    """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback crashes MXNet's library."""
     while frame is not None:
         if "mxnet" in Path(frame.f_code.co_filename).parts:
             return
@@ -158,10 +158,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _watch_interrupts(program: str) -> Callable[[], None]:
-    """Start the thread that ends the process after Ctrl-C; returns a function that prints the line, once.
+    """Start the thread that ends the process after Ctrl-C; return a function that prints the line, but only once.
 
     Python runs a signal's handler between two bytecodes of the main thread, so not while that thread waits in MXNet.
-    The C handler itself writes to the wakeup descriptor (docs.python.org/3/library/signal.html).
+    But the C handler writes to the wakeup descriptor at once (docs.python.org/3/library/signal.html), which the thread
+    reads.
     """
     printed = threading.Lock()
 

@@ -1,5 +1,7 @@
-"""This package's exceptions, which also derive from Python's own. A message says what was expected, what came, and what
-to do."""
+"""This package's exceptions, which also derive from Python's own.
+
+A message has the expected value, the given value, and often the remedy.
+"""
 
 
 class Ece408Error(Exception):
@@ -15,7 +17,7 @@ class UnsupportedError(Ece408Error, ValueError):
 
 
 class DeviceError(Ece408Error, RuntimeError):
-    """This machine, or the device of the arrays, cannot run the call."""
+    """A call that this machine, or the device of the arrays, cannot run."""
 
 
 class GraphError(Ece408Error, ValueError):

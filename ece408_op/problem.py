@@ -8,7 +8,7 @@ The letters in this module and in every kernel:
     W  width      columns of an input map
     M  filters    output feature maps           OH = (H + 2 pad - dilate (K - 1) - 1) // stride + 1
     K  kernel     rows of a filter              OW = the same of W, L and the second stride, pad and dilate
-    L  kernel     columns of a filter, mostly K
+    L  kernel     columns of a filter, usually K
     G  groups     of channels and of filters; C and M are multiples of G
 
     y[b, m, i, j] = sum over c, p, q of x[b, c, i stride + p dilate - pad, j stride + q dilate - pad] * w[m, c, p, q]
@@ -35,7 +35,7 @@ Problem = TypeVar("Problem", bound="ConvProblem")
 #: Bytes of a float32.
 ITEM_BYTES = 4
 
-#: What a problem may need of a kernel beyond the plain convolution, in the words of an error message.
+#: The features beyond a plain convolution that a problem may need from a kernel, as worded in error messages.
 RECTANGULAR, STRIDE, PAD = "a rectangular kernel", "a stride", "padding"
 DILATE, GROUPS = "dilation", "several groups"
 ATTRIBUTES = frozenset({RECTANGULAR, STRIDE, PAD, DILATE, GROUPS})
@@ -58,11 +58,11 @@ class ConvProblem:
         stride: rows and columns from one output to the next, at least 1.
         pad: rows of zeros above and below the image, and columns on both sides, at least 0.
         dilate: rows and columns from one element of a filter to the next, at least 1.
-        groups: G; each filter sees the C / G channels of its own group.
+        groups: G; each filter reads the C / G channels of its group.
 
     Raises:
-        ProblemError: a size is no integer or too small, the groups divide the channels or filters unevenly, or the
-            dilated kernel is larger than the padded image.
+        ProblemError: a size is not an integer or too small, G does not divide C and M, or the dilated kernel is larger
+            than the padded image.
     """
 
     batch: int
@@ -77,9 +77,9 @@ class ConvProblem:
     dilate: Pair = (1, 1)
     groups: int = 1
 
-    #: The arrays that a kernel reads, two of "x", "w" and "y", and the one that it fills.
+    #: The names of the two arrays that a kernel reads, and of the array that it fills.
     operands: ClassVar[tuple[str, str, str]] = ("x", "w", "y")
-    #: What a subclass needs of a kernel besides the attributes.
+    #: The feature that a subclass needs from a kernel besides ATTRIBUTES, empty for none.
     feature: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -160,29 +160,29 @@ class ConvProblem:
 
     @property
     def shapes(self) -> tuple[Shape4, Shape4, Shape4]:
-        """The shapes of the operands: the two arrays that a kernel reads, and the one that it fills."""
+        """The shapes of the operands: the two arrays that a kernel reads, and the array that it fills."""
         shapes = {"x": self.x_shape, "w": self.w_shape, "y": self.y_shape}
         first, second, filled = (shapes[name] for name in self.operands)
         return first, second, filled
 
     @property
     def products(self) -> int:
-        """The reduction length C / G K L: products per output element."""
+        """The reduction length (C / G) K L: products per output element."""
         return self.channels // self.groups * self.kernel * self.kernel_width
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, a multiplication and an addition per product; the gradients need as many."""
+        """The floating-point operations: two per product. Each gradient needs as many as the convolution."""
         return 2 * math.prod(self.w_shape) * self.batch * self.output_height * self.output_width
 
     @property
     def bytes(self) -> int:
-        """The least memory traffic in bytes: each input read once, each output written once."""
+        """The least memory traffic in bytes: each input is read once, and each output written once."""
         return ITEM_BYTES * sum(map(math.prod, self.shapes))
 
     @property
     def needs(self) -> frozenset[str]:
-        """The features that a kernel needs for this problem beyond the plain convolution: ATTRIBUTES and the like."""
+        """The features beyond a plain convolution that a kernel must support: of ATTRIBUTES, and ``feature``."""
         found = {
             RECTANGULAR: self.kernel != self.kernel_width,
             STRIDE: self.stride != (1, 1),
@@ -195,27 +195,27 @@ class ConvProblem:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The keywords that make this convolution, without attributes that have their default."""
+        """The keywords for ConvProblem of this convolution, without attributes that have their default."""
         plain = ConvProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel)
         return {name: value for name, value in self._sizes.items() if name in _PLAIN or value != getattr(plain, name)}
 
     def with_batch(self: Problem, batch: int) -> Problem:
-        """Return the same layer for another number of images."""
+        """Return the same problem for ``batch`` images."""
         return self if batch == self.batch else replace(self, batch=batch)
 
     @property
     def convolution(self) -> ConvProblem:
-        """The convolution alone."""
+        """The plain ConvProblem of a gradient or a fused convolution."""
         return ConvProblem(**self._sizes)
 
     @cached_property
     def data_gradient(self) -> DataGradient:
-        """The gradient to x of this convolution."""
+        """The problem of the gradient to x of this convolution."""
         return DataGradient(**self._sizes)
 
     @cached_property
     def weight_gradient(self) -> WeightGradient:
-        """The gradient to w of this convolution."""
+        """The problem of the gradient to w of this convolution."""
         return WeightGradient(**self._sizes)
 
     def pooled(self, full: bool) -> PooledProblem:
@@ -239,7 +239,7 @@ class ConvProblem:
 
 @dataclass(frozen=True)
 class DataGradient(ConvProblem):
-    """The gradient to the input of a convolution: x[b, c, h, w] = sum of the products y * w of all uses of the pixel.
+    """The gradient to the input of a convolution: x[b, c, h, w] = sum of y * w over all products that read the pixel.
 
     A kernel reads y, the gradient to the output, and w, and fills x, the gradient to the input.
     """
@@ -249,7 +249,7 @@ class DataGradient(ConvProblem):
 
     @property
     def products(self) -> int:
-        """The most products per element, M / G K L."""
+        """The most products per element of x, (M / G) K L."""
         return self.filters // self.groups * self.kernel * self.kernel_width
 
 
@@ -265,7 +265,7 @@ class WeightGradient(ConvProblem):
 
     @property
     def products(self) -> int:
-        """The most products per element, B OH OW."""
+        """The most products per element of w, B OH OW."""
         return self.batch * self.output_height * self.output_width
 
 
@@ -273,12 +273,11 @@ class WeightGradient(ConvProblem):
 class PooledProblem(ConvProblem):
     """A convolution fused with tanh and 2 x 2 max-pooling of stride 2; y has the shape (B, M, PH, PW).
 
-    The pooling ignores a NaN if the window has a number. The reduction length and the operations are those of the
-    convolution.
+    The pooling ignores a NaN if the window has a number. ``products`` and ``flops`` are those of the convolution.
 
     Attributes:
-        full: with False, an odd last row or column is left out and PH = OH // 2 (MXNet's convention "valid"); with True
-            its windows are smaller and PH = (OH + 1) // 2 ("full"). PW is computed alike.
+        full: with False, an odd last row or column is left out and PH = OH // 2 (MXNet's convention "valid"); with
+            True, windows at an odd edge are smaller and PH = (OH + 1) // 2 ("full"). PW is computed in the same way.
 
     Raises:
         ProblemError: as in ConvProblem, or the output of the pooling is empty.
@@ -316,7 +315,7 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 
 def _windows(size: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
-    """Return how many positions a dilated kernel has along a padded axis."""
+    """Return the number of positions of a dilated kernel along a padded axis."""
     return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
 
 
@@ -327,7 +326,7 @@ _LEAST_OF_PAIRS = {"stride": 1, "pad": 0, "dilate": 1}
 
 @dataclass(frozen=True)
 class Net:
-    """The convolutions of one network, in order: channels, height, width, filters and kernel of each."""
+    """The convolutions of one network, in order. layers: (channels, height, width, filters, kernel) of each."""
 
     name: str
     layers: tuple[tuple[int, int, int, int, int], ...]
@@ -349,7 +348,7 @@ NETS = (
     Net("2018sp", ((1, 64, 64, 6, 5), (6, 30, 30, 16, 5))),
     Net("2018fa", ((1, 72, 72, 12, 7), (12, 33, 33, 24, 7))),
 )
-#: Those of 2019, whose sizes the course's scripts and its submissions tell; this project has no weights for them.
+#: The course's networks of 2019, with sizes from its scripts and submissions; this project has no weights for them.
 LATER_NETS = (
     Net("2019sp", ((1, 48, 48, 6, 5), (6, 22, 22, 16, 5))),
     Net("2019fa", ((1, 70, 70, 12, 5), (12, 33, 33, 24, 5))),
@@ -357,7 +356,7 @@ LATER_NETS = (
 KNOWN_NETS = NETS + LATER_NETS
 #: The course's terms in words.
 TERMS = {net.name: f"{net.name[:4]} {'spring' if net.name.endswith('sp') else 'fall'}" for net in KNOWN_NETS}
-#: The convolutions of NETS, by term and, where there are several, number, for the course's 10,000 images.
+#: The problems of NETS for the course's 10,000 images, by term, and for a network of several layers also by number.
 COURSE_LAYERS = {
     f"{net.name}-{number}" if len(net.layers) > 1 else net.name: layer
     for net in NETS
