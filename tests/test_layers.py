@@ -99,7 +99,8 @@ def test_a_package_names_its_public_modules(trees: dict[str, ast.Module]) -> Non
     for name, path in MODULES.items():
         stem = name.rpartition(".")[2]
         inner = path.name != "__init__.py" and path.parent != ROOT / "ece408_op"
-        if inner and not stem.startswith("_"):
+        # A kernel needs its file and its line in KERNELS alone.
+        if inner and package(name) != "kernels" and not stem.startswith("_"):
             text = ast.get_docstring(trees[name.rpartition(".")[0]])
             assert re.search(rf"\b{stem}\b", text or ""), f"{path.parent.name} does not name {stem}"
 
