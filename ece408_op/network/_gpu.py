@@ -149,7 +149,7 @@ def _by_kernel(
     chip: Chip, node: Node, output: Shape, kernel: CudaKernel, problem: ConvProblem, border: Program | None = None
 ) -> ConvolutionComputation:
     """Return the convolution by a kernel, which reads a copy of the images with a border of zeros if ``border``."""
-    plan = kernel.plan(problem, chip, SCRATCH_ALIGNMENT)
+    plan = kernel.plan(problem, chip, 16)  # bytes: the largest alignment that a plan uses
     copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
 
     def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:

@@ -1,6 +1,7 @@
 """gpu_network through MXNet's entry points, on NumPy and on a GPU: Module, executors, SymbolBlock, threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +12,7 @@ from network_case import mx, mxnets, ndarrays, ours, text_of, values
 from process import printed
 
 import ece408_op
+from ece408_op.core import dispatch
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network._inference import Inference
@@ -249,6 +251,18 @@ def test_a_new_is_computed_by_the_implementation_that_it_names(gpu, named, impl)
     else:  # the last record is that of the expected output
         used = [record.implementation for record in ece408_op.op_times() if record.device == "gpu"][-1:]
     assert used == [named]
+
+
+def test_kernels_plan_for_the_alignments_that_they_know():
+    naive, alignments = dispatch.find("naive"), []
+
+    def plan(problem, chip, aligned):
+        alignments.append(aligned)
+        return naive.plan(problem, chip, aligned)
+
+    with dispatch.added(replace(naive, name="mine", plan=plan)):
+        outputs_of_new(named="mine")
+    assert {*alignments} <= {4, 8, 16}
 
 
 def test_a_named_implementation_that_cannot_compute_its_layer_raises():
