@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK, print_lines, whole_number
-from ece408_op.core import roofline, tuning
+from ece408_op.core import dispatch, roofline, tuning
 from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import output_file, output_file_problem, output_folder
 from ece408_op.errors import DataError, DeviceError, Ece408Error, GraphError, MXNetImportError
@@ -250,8 +250,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     option("sweep", "--impl", text.format("all"), **several, default=["all"])
     option("transfers", "--impl", "the implementation (default: auto)", metavar="NAME", default="auto")
     option("layers", "--gradient", "time the layers' gradients to these instead", choices=("data", "weight"))
-    precisions = ("float32", "tf32", "fp16")
-    option("layers", "--precision", "of auto and cuDNN (default: float32)", choices=precisions, default="float32")
+    text = "of auto and cuDNN (default: float32)"
+    option("layers", "--precision", text, choices=list(dispatch.SERVES), default="float32")
     text = "on a GPU, also layers whose activations stay split, NHWC, as inside gpu_network"
     option("layers", "--split-form", text, **flag)
     option("networks", "--training", "time training steps, on a GPU", **flag)
