@@ -1,5 +1,4 @@
-// block: what the four kernels share: sizes, the tile scheduler, the shared-memory layout, and the pipeline's
-// barriers.
+// block: sizes, the tile scheduler, the shared-memory layout and the pipeline's barriers, which the four kernels share.
 //
 //     filters (L2) ------------------------------> shared memory or registers, once per block
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
@@ -22,11 +21,11 @@
 // compiled text split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the
 // arithmetic, recompute_images.cu the fallback in float32, instructions.cuh the PTX.
 //
-// With padding, the stage has the zeros around the image, and the staged input has not. A data gradient is the
-// convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and filters
-// exchanged (Config::transposed): C, M, H and W are this convolution's.
+// With padding, the stage includes the zeros around the image; the staged input does not. A data gradient is the
+// convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and
+// filters exchanged (Config::transposed): C, M, H and W are this convolution's.
 
-// Names of Config's that most files use; _tiles.py explains them.
+// Fields of Config that most files use; _tiles.py explains them.
 constexpr int TILE_IMAGES = Config::tile_images, TILE_LINES = Config::tile_lines, TILE_COLUMNS = Config::tile_columns;
 constexpr int INPUT_ROWS = Config::input_rows;
 constexpr int ROW_STRIDE = Config::row_stride, PLANE_STRIDE = Config::plane_stride, PLANES = Config::planes;
@@ -38,8 +37,8 @@ constexpr int GROUP_TILES = Config::group_tiles, COLUMN_GROUPS = Config::column_
 constexpr int FILTER_BLOCKS = Config::filter_blocks;
 constexpr int MATH_WARPS = Config::math_warps, PRODUCER_WARPS = Config::producer_warps;
 
-// The im2col tap table: where the words of each k-step lie, seen from a position's first input; eight words per
-// k-step. The order of a sum's products is free, and chosen such that the reads of a warp fall on different banks.
+// The im2col tap table: eight words per k-step, as offsets from a position's first input. The order of a sum's products
+// is free; it is chosen so that the reads of a warp fall on different banks.
 struct Tap {
     short plane, row, column;  // plane < 0: no word, its filter is zero
     __device__ int offset() const { return plane < 0 ? 0 : plane * PLANE_STRIDE + row * ROW_STRIDE + column; }
@@ -79,7 +78,7 @@ struct WorkTile {
         images = min(TILE_IMAGES, all_images - image);
         row = number % TILES_PER_IMAGE * TILE_ROWS;
     }
-    // The first input row, and how many there are.
+    // The first input row, and the number of input rows.
     __device__ int input_row() const { return PADDED ? max(row - PAD_H, 0) : row; }
     __device__ int input_rows() const {
         if (PADDED) return min(row - PAD_H + PLANE_ROWS, H) - input_row();
@@ -87,9 +86,9 @@ struct WorkTile {
     }
 };
 
-// The scratch buffer `state`: the number of images that cannot be split, their list, a flag per image, and for each
-// set of blocks with the same filters the number of tiles taken: the dynamic tile scheduler. Multiprocessors store at
-// speeds that differ by up to a third, so a block takes its next tile when it needs one.
+// The scratch buffer `state`: the number of images that cannot be split, their list, a flag per image, and the dynamic
+// tile scheduler: the number of tiles claimed, per set of blocks with the same filters. Multiprocessors store at speeds
+// that differ by up to a third, so a block claims its next tile only when it needs one.
 __device__ __forceinline__ int *tile_counter(int *state, int images) {
     return state + 1 + 2ll * images + blockIdx.x % FILTER_BLOCKS;
 }
@@ -135,14 +134,14 @@ __device__ __forceinline__ int first_word(int position) {
     return image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) + (at - line * TILE_COLUMNS);
 }
 
-// All threads, before the filters are there: the tap table and the barriers.
+// All threads fill the tap table and initialise the barriers, before they wait for the filters.
 __device__ __forceinline__ void prepare_tables(const Shared &s) {
     for (int i = threadIdx.x; i < K_STEPS * 4; i += ALL_THREADS) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * WORD_TAPS[k].offset(), 4 * WORD_TAPS[k + 4].offset());
     }
-    // One thread initialises all barriers: of several lanes, compute-sanitizer reports a false positive. TMA may use them:
-    // convolution.cu's fence_async_proxy comes between.
+    // One thread initialises all barriers: with several lanes, compute-sanitizer reports a false positive.
+    // convolution.cu calls fence_async_proxy before the TMA unit uses them.
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < BARRIERS; i++) {
@@ -164,15 +163,15 @@ __device__ __forceinline__ void load_filters(const Shared &s, const unsigned *fi
     for (int i = threadIdx.x; i < COLUMN_TILES * 8; i += ALL_THREADS) s.filter_scales[i] = filter_scales[i];
 }
 
-// Consumers: the tile after the one in that stage; the number of tiles or more where there is none. From lane 0, so
-// that the compiler knows that a warp takes one branch.
+// Consumers: the number of the tile after the one in `stage`; if there is none, at least the number of tiles. The
+// shuffle shows the compiler that all lanes of a warp take the same branch.
 __device__ __forceinline__ int next_tile(const Shared &s, int stage) {
     return __shfl_sync(~0u, s.exponents[NEXT_TILE + stage], 0);
 }
 
-// Math warps: the loop over tiles. work(tile, stage, unit) does every WORKERS-th of a tile's units from `unit` on, and
-// returns the first one beyond the last. Workers take the units of all tiles in turn, so that none waits for those that
-// have one more unit of a tile.
+// Math warps: the loop over tiles. work(tile, stage, unit) computes every WORKERS-th of a tile's units from `unit` on,
+// and returns its first unit beyond the last. Workers take the units of all tiles in turn, so that no worker waits for
+// others that have one more unit of a tile.
 template <int UNITS, typename Work>
 __device__ __forceinline__ void for_each_tile(const Shared &s, int worker, int images, int tiles, const Work &work) {
     int next_unit = worker, number = blockIdx.x / FILTER_BLOCKS;

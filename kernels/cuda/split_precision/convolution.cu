@@ -1,7 +1,7 @@
 // convolution: the producers' loop, and the main kernel, in which a block's warps become producers or math warps.
 
-// Producers: start copying a tile's input rows to a buffer in shared memory: by all threads, or by the TMA unit, which
-// one thread asks.
+// Producers: start copying a tile's input rows to a buffer in shared memory. All producer threads issue cp.async or,
+// with BULK_LOADS, one thread issues bulk copies by the TMA unit.
 constexpr bool BULK_LOADS = Config::implicit_gemm && Config::copy_floats == 4;
 __device__ __forceinline__ void load_input(const Shared &s, const float *x, const WorkTile &tile, int buffer,
                                            int thread) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_input(const Shared &s, const float *x, cons
     if (BULK_LOADS) mbarrier_arrive_expect_bytes(s.barriers + INPUT_LOADED + buffer, COPIES * 4 * length);
     else copy_async_commit();
 }
-// Wait for the `turn`-th input in this buffer; those in other buffers may still be on their way.
+// Wait for the `turn`-th input in this buffer; copies to other buffers may still be pending.
 __device__ __forceinline__ void wait_for_input(const Shared &s, int buffer, int turn) {
     if (Config::input_from_global) return;
     if (BULK_LOADS) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, turn);
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_first_inputs(const Shared &s, const float *
     }
 }
 
-// Producers: the range of this thread's share of a tile's input.
+// Producers: return the range of this thread's share of a tile's input.
 __device__ __forceinline__ Range find_range(const float *input, const WorkTile &tile, int thread) {
     constexpr bool ALIGNED = Config::copy_floats == 4 || !Config::input_from_global;
     constexpr bool VECTORS = WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && ALIGNED;
@@ -56,12 +56,12 @@ __device__ __forceinline__ Range find_range(const float *input, const WorkTile &
     return range;
 }
 
-// The power of two that scales a tile of x, and whether the tile cannot be split: its product with a filter's scale
-// must be a float32 number too. Denormal numbers count as too small.
+// The power of two that scales a tile of x. A tile cannot be split if its range forbids it (range.cuh), or if its scale
+// times the scale of some filter is not a normal float32 number.
 struct TileScale {
     int exponent = 0;
     bool unsplittable = false;
-    int lowest = 0, highest = 0;  // powers of two of the filters, or 0
+    int lowest = 0, highest = 0;  // least and greatest of 0 and the exponents of the filters' scales
     int passes = 0;               // ranges found so far
 
     __device__ explicit TileScale(const Shared &s) {
@@ -71,7 +71,8 @@ struct TileScale {
         }
         lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
     }
-    // All producers, each with its share of the range: whether it asks for another exponent, which is taken.
+    // All producer threads call this with the ranges of their shares. It sets `exponent` to the one that the tile's
+    // range needs, if the tile can be split, and returns whether that changed it.
     __device__ __forceinline__ bool changes(const Shared &s, Range range) {
         range.join_warp();
         Range *const ranges = s.ranges + passes++ % 2 * PRODUCER_WARPS;
@@ -86,24 +87,25 @@ struct TileScale {
     }
 };
 
-// The producer warps' loop over tiles: load, wait for an empty stage, split, announce the full stage. The next tile is
-// taken while this one is split, and with two buffers loaded, too.
+// The producer warps' loop over tiles: load, wait for an empty stage, split, announce the full stage. While they split
+// a tile, they claim a later one from the tile scheduler; with two input buffers, the next tile's input is copied
+// meanwhile.
 //
-// A tile's exponent follows from the range of its input, which is found in a pass of its own before the stage is empty.
-// implicit_gemm, which lacks shared-memory bandwidth, splits at once by the exponent of the tile before and finds the
-// range on the way; only where that asks for another exponent, it splits again.
+// A tile's exponent follows from the range of its input. The producers find the range in a separate pass, before they
+// wait for the empty stage. implicit_gemm lacks the shared-memory bandwidth for that pass: it splits with the previous
+// tile's exponent, finds the range on the way, and splits again only if the range needs another exponent.
 __device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
     constexpr bool SPLITS_AT_ONCE = Config::implicit_gemm;
     constexpr int TAKEN = INPUT_BUFFERS == 2 ? LATER_TILE : NEXT_TILE;
     const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
     const WordOffsets kept(thread);
     TileScale scale(s);
-    if (BULK_LOADS) load_first_inputs(s, x, images, tiles, thread);  // its barriers are there only now
+    if (BULK_LOADS) load_first_inputs(s, x, images, tiles, thread);  // its barriers are initialised only now
     int number = blockIdx.x / FILTER_BLOCKS, next = number + blocks;
     for (int iteration = 0; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2, buffer = iteration % INPUT_BUFFERS;
-        // Its value is used late: an addition here would stall on the atomic.
+        // The addition to `taken` comes later: here, it would stall on the atomic.
         const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
         const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
         const float *const input = Config::input_from_global ? global : s.input + buffer * STAGED_INPUT;
@@ -121,7 +123,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             if (INPUT_BUFFERS == 2) s.exponents[NEXT_TILE + stage] = next;
             if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
-        if (SPLITS_AT_ONCE) fence_async_proxy();  // wgmma reads the stage itself
+        if (SPLITS_AT_ONCE) fence_async_proxy();  // wgmma reads the stage from shared memory
         mbarrier_arrive(s.barriers + FULL + stage);
         if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);  // all have read the input
         const int later = s.exponents[TAKEN + stage];
@@ -131,10 +133,11 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
     }
 }
 
-// Programmatic dependent launch: this grid may start while split_precision_filters still runs, and recompute_images
-// while this one does. split_precision_filters starts without it, so what came before has ended, and x may be read at
-// once. What the grid in front writes is read behind the wait, and not through const __restrict__ pointers, whose loads
-// (ld.global.nc) require memory that nothing writes while the grid runs. recompute_images waits before it writes y.
+// Programmatic dependent launch: this grid may start while split_precision_filters still runs, and recompute_images may
+// start while this grid still runs. split_precision_filters itself is launched normally, so all earlier work has ended
+// and this grid may read x at once. It reads the output of split_precision_filters only after the wait, and not through
+// const __restrict__ pointers: their loads (ld.global.nc) require memory that nothing writes while the grid runs.
+// recompute_images waits before it writes y.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     split_precision_convolution(const float *__restrict__ x, float *__restrict__ y,
                                 const unsigned *filters, const int *filter_scales, int *state, long long first,
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     const Shared s(memory);
     const int tiles = (images + TILE_IMAGES - 1) / TILE_IMAGES * TILES_PER_IMAGE;
     if (blockIdx.x / FILTER_BLOCKS >= tiles) return;  // never, but the compiler then knows that the first tile exists
-    // What does not depend on the filters comes before the wait for the kernel that splits them.
+    // Work that does not depend on the filters comes before the wait for split_precision_filters.
     if (!BULK_LOADS && threadIdx.x >= MATH_THREADS)
         load_first_inputs(s, image_of(x, first, IMAGE), images, tiles, threadIdx.x - MATH_THREADS);
     prepare_tables(s);
@@ -156,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     load_filters(s, filters, filter_scales);
     if (Config::wgmma) fence_async_proxy();
     __syncthreads();
-    // From lane 0, so that the compiler knows that a warp takes one branch.
+    // The shuffle shows the compiler that all lanes of a warp take the same branch.
     if (__shfl_sync(~0u, threadIdx.x, 0) >= MATH_THREADS) {
         if constexpr (Config::wgmma) lower_registers<Config::producer_registers>();
         produce(s, image_of(x, first, IMAGE), state, images, tiles);

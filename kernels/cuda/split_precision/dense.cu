@@ -4,35 +4,35 @@
 //     w --split_filters--- TMA --->  x and w tiles     <-empty--   split x, multiply       --> sums
 //     sums of all slices of K --finish--> y
 //
-// Compiled behind the .cuh files of wide.SHARED_SOURCES: rows of x are pixels, K the channels, rows of w the filters. The
-// consumers convert x from shared memory into registers, wgmma's operand A, and ping-pong: one multiplies while the
-// other converts. A stage has 64 products of a sum. The values of a row of x in a stage are scaled by a power of two of
-// their own, those of a row of w by one (split.cuh has the arithmetic).
+// Compiled after the .cuh files of wide.SHARED_SOURCES, with rows of x as pixels, K as the channels and rows of w as
+// the filters. The consumers convert x from shared memory into registers, wgmma's operand A, and ping-pong: one
+// multiplies while the other converts. A stage has 64 products per sum. A row of x has one scale per stage, a row of w
+// one for all stages; scales are powers of two (split.cuh has the arithmetic).
 //
 // Arithmetic intensity: a stage of a block copies (128 + tile_filters) x 256 bytes for 3 x 2 x 128 x tile_filters x 64
 // FLOP: 109 FLOP per byte for 168 columns. x is read once per column tile.
 // Restrictions: sm_90a; tile_filters of at most 168, for the registers; every row of w can be split, otherwise
-// dense.py's caller takes cuBLAS. See CUTLASS's persistent ping-pong kernels and split-K.
+// dense.py's caller uses cuBLAS. See CUTLASS's persistent ping-pong kernels and split-K.
 //
-// Config beyond wide_tile.cuh's: pitch, the floats of a row of x that TMA reads. ResNet-50's: channels 2048, filters
-// 1000, tile_pixels 128, tile_filters 168, stage_channels 64, stages 3, pitch 2048, bias. dense.py puts the activation's
-// function, ``activated``, and the WGMMA macros before this text.
+// Config beyond wide_tile.cuh's: pitch, the floats per row of x that TMA reads. ResNet-50's: channels 2048, filters
+// 1000, tile_pixels 128, tile_filters 168, stage_channels 64, stages 3, pitch 2048, bias. dense.py defines the macros
+// WGMMA, WGMMA_OVERWRITE and, if there is an activation, ACTIVATION.
 
 static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "the register counts are for two consumers");
-constexpr int CHANNELS = Config::stage_channels, K_STEPS = CHANNELS / 16;  // of a stage; wgmmas have 16
+constexpr int CHANNELS = Config::stage_channels, K_STEPS = CHANNELS / 16;  // of a stage; a wgmma takes 16
 constexpr int PITCH = FILTER_TILES * Config::tile_filters;
 constexpr int LARGEST_EXPONENT = 90;  // of x: unscaled sums then stay within float32
 
-// Pad the rows of x, whose bytes are no multiple of 16 as TMA requires.
+// Pad the rows of x to a multiple of 16 bytes, as TMA requires.
 extern "C" __global__ void __launch_bounds__(256) pad_rows(const float *__restrict__ x, float *__restrict__ padded) {
     const long long row = blockIdx.x;
 #pragma unroll 4
     for (int i = threadIdx.x; i < Config::pitch; i += 256) padded[row * Config::pitch + i] = i < C ? x[row * C + i] : 0.0f;
 }
 
-// Load: one thread fills a stage for each of the steps `first` to `last` of K_TILES, when the consumers have released it.
-// It gets 64 values of each row of x: the first 32 where other kernels keep high components, the others where they keep
-// low ones. Behind them it gets the filters of a column tile; sums of filters beyond the last are not read.
+// Load: one thread fills a stage for each of the steps `first` to `last` - 1, when the consumers have released the
+// stage. A stage has 64 values per row of x: the first 32 lie where other kernels keep high components, the others
+// where they keep low ones. The filters of a column tile follow; nothing reads the sums of filters beyond the last.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, const TensorMap &x, const TensorMap &w_high,
                                         const TensorMap &w_low, int first, int last, int row, int filter) {
     for (int step = first, stage = 0, phase = 1; step < last; step++) {
@@ -47,19 +47,18 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const TensorMa
     }
 }
 
-// A lane's values of x of a stage: the operand A of four wgmmas, rows g = lane / 4 and g + 8 of a warp's 16. It reads four
-// neighbouring values for 16 products; split_filters puts the weights in the same order.
+// A lane's values of x in a stage: the operand A of four wgmmas, rows g = lane / 4 and g + 8 of a warp's 16. For each
+// wgmma the lane reads four neighbouring values of a row; split_filters stores the weights in the same order.
 struct Fragments {
     unsigned high[K_STEPS][4], low[K_STEPS][4];
     float inverse_scale[2];
 
-    // Behind the wait for the wgmmas that read these registers: the compiler must not use them for something else
-    // before.
+    // Call this after the wait for the wgmmas that read these registers: until then the compiler must not reuse them.
     static __device__ __forceinline__ void keep(unsigned (&registers)[K_STEPS][4]) {
 #pragma unroll
         for (int i = 0; i < 4 * K_STEPS; i++) hide_from_compiler(registers[i / 4][i % 4]);
     }
-    // From row g of a stage. The swizzle spreads the lanes over all banks.
+    // Load and split the lane's two rows; `from` is the first. The swizzle spreads the lanes over all banks.
     __device__ __forceinline__ void load(const unsigned char *from, bool (&unsplittable)[2]) {
         const int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -74,7 +73,7 @@ struct Fragments {
                 for (const float value : values[i]) range.add(value);
             }
 #pragma unroll
-            for (int lanes = 1; lanes <= 2; lanes *= 2)  // four lanes have the row
+            for (int lanes = 1; lanes <= 2; lanes *= 2)  // four lanes share the row
                 range.add({__shfl_xor_sync(~0u, range.largest, lanes), __shfl_xor_sync(~0u, range.smallest, lanes)});
             int exponent = range.exponent(false, SPREAD);
             if (max(exponent, -exponent) > LARGEST_EXPONENT) unsplittable[r] = true, exponent = 0;
@@ -92,8 +91,8 @@ struct Fragments {
     }
 };
 
-// Main loop: the products of a warpgroup's 64 rows in stages first to last, with the scales of w. Each stage that was
-// read is released.
+// Main loop: on exit `total` has the sums of a warpgroup's 64 rows over the steps `first` to `last` - 1, still scaled
+// by the scales of w, and every stage is released.
 __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &pipeline, Barrier *turns, int first,
                                           int last, bool (&unsplittable)[2]) {
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -118,7 +117,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &
         wgmma_commit();
         wgmma_wait<0>();
         f.keep(f.low);
-        // The large products are added to the small ones, so that the promotion rounds once for both.
+        // The high products are added to the sums of the low ones, so that the promotion rounds once for both.
 #pragma unroll
         for (int i = 0; i < SUMS; i++) sums[i] *= 1.0f / 2048;
         wgmma_fence();
@@ -136,8 +135,8 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &
     }
 }
 
-// Fills sums (slices, padded rows, PITCH) of slice_steps stages each, and marks (slices, padded rows): whether a row of x
-// cannot be split. A slice has the rows of row_tiles tiles.
+// Fill sums (slices, padded rows, PITCH), each over the slice_steps stages of a slice, and marks (slices, padded rows),
+// not 0 where a row of x cannot be split. Padded rows are those of row_tiles tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dense_gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w_high,
                const __grid_constant__ TensorMap w_low, float *__restrict__ sums, int *__restrict__ marks, int row_tiles,
@@ -150,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int last = min(first + slice_steps, K_TILES);
     if (threadIdx.x == 0) mbarrier_init(turns, 128), mbarrier_init(turns + 1, 128);
     pipeline.init(1, 128);
-    // Of 168 registers per thread, the producer's warpgroup gives most to the consumers.
+    // The producer's warpgroup gives most of its 168 registers per thread to the consumers.
     if (threadIdx.x >= 128 * Config::consumers) {
         lower_registers<24>();
         if (threadIdx.x == 128 * Config::consumers)
@@ -174,8 +173,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Epilogue: a warp computes 32 outputs of a row from the sums or, if the row is marked, in float32. Each row of w could
-// be split: otherwise the host takes cuBLAS.
+// Epilogue: a warp computes 32 outputs of a row from the sums or, if the row is marked, in float32. Every row of w can
+// be split here: otherwise the host uses cuBLAS.
 extern "C" __global__ void __launch_bounds__(256)
     finish(const float *__restrict__ sums, const int *__restrict__ marks, const float *__restrict__ x,
            const float *__restrict__ w, const int *__restrict__ w_exponents, const float *__restrict__ bias,

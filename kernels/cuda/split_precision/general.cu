@@ -1,5 +1,5 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
-// Compiled behind the .cuh files of wide.SHARED_SOURCES.
+// Compiled after the .cuh files of wide.GEMM_SOURCES.
 //
 // The convolution is a matrix product of output pixels by filters, with GEMM K = C K K. The left matrix, the input
 // windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride, padding and dilation.
@@ -13,7 +13,7 @@
 //
 //     a consumer        its share of these outputs: y += high high + (high low + low high) / 2^11
 //
-// Every image and every filter is scaled by a power of two of its own. split.cuh has the arithmetic, wide.py the error.
+// Every image and every filter has its own scale, a power of two. split.cuh has the arithmetic, wide.py the error.
 //
 // Arithmetic intensity: per channel of a stage, 128 x 128 multiply-adds of three products each for 4 (128 + 128) bytes
 // from L2, that is 96 FLOP per byte. Layers with a long reduction are limited by L2 and the tensor cores, those with a
@@ -26,11 +26,11 @@
 // Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
-// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value. That of 64 channels of
+// Config beyond wide_tile.cuh's: range_blocks, the blocks that find the range of an image. Config for 64 channels of
 // 56 x 56 and 64 filters of 3 x 3: tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2,
 // promotion_interval 2.
 
-// The range of values of each image, range_blocks partial results per image. Also empties the list of images to
+// Find the range of each image's values, range_blocks partial results per image. Also empty the list of images to
 // recompute.
 extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,

@@ -8,20 +8,20 @@
 //
 // A position is row_accumulators rows of two outputs. Row 16 w + 8 q + g of A is filter filter_of_row((w %
 // group_tiles) 8 + g), moved w / group_tiles rows down and q columns to the right. A k-step is two units
-// (implicit_gemm_operands.cu); the descriptor of another unit is the same one with another start, so the im2col matrix
+// (implicit_gemm_operands.cu); the descriptors of two units differ only in their start addresses, so the im2col matrix
 // exists only as addresses.
 //
-// Two warpgroups take turns ("ping-pong" in CUTLASS): one stores its sums while the other's products are multiplied.
+// Two warpgroups take turns ("ping-pong" in CUTLASS): one stores its sums while the tensor cores work for the other.
 //
-// Config of the course's 2018 spring, second layer: tile_images 1, tile_lines 13, row_accumulators 2, wgmma_n 104,
-// k_steps 14, group_tiles 2, math_warps 8, producer_warps 4, consumer_registers 216, bulk_store, output_pitch 676.
+// Config of the second layer of the course's 2018 spring: tile_images 1, tile_lines 13, row_accumulators 2, wgmma_n
+// 104, k_steps 14, group_tiles 2, math_warps 8, producer_warps 4, consumer_registers 216, bulk_store, output_pitch 676.
 //
 // Arithmetic: 3 (once with one component) times 64 x 16 k_steps products per position, of which row_accumulators x 2 x
 // M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second layer of
 // the course's 2018 spring. What limits it: shared-memory bandwidth, half of which B takes, and the registers of a
 // thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Restrictions: sm_90a; at most 32 / row_accumulators
-// filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup level matrix instructions" in the PTX
-// ISA.
+// filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup level matrix instructions" in the
+// PTX ISA.
 
 constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;  // at least one unit of a tile per warpgroup
 constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
@@ -30,7 +30,7 @@ constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;  // of outputs, two til
 
 constexpr bool ALL_LINES = OH % (OUTPUT_ROWS * TILE_LINES) == 0 && TILE_LINES % PIECE_LINES == 0;
 
-// Offset of a unit of the filters from a position, in 16 bytes.
+// Offset from a position's first unit to the `unit`-th one that the filters multiply, in units of 16 bytes.
 __device__ constexpr int unit_offset(int unit) {
     return unit / (FILTER_PAIRS * FILTER_LINES) * (PLANE_STRIDE / 4) + unit / FILTER_PAIRS % FILTER_LINES * ROW_STRIDE +
            unit % FILTER_PAIRS;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
         if (k == K_STEPS - 1) mbarrier_arrive(s.barriers + MAY_MULTIPLY + 1 - warpgroup);
-        // Two units; the last one twice where there is no other, for filters that are zero.
+        // The k-step's two units. If there is only one, it is read twice; the second weights are zero.
         const int first = unit_offset(2 * k), second = unit_offset(min(2 * k + 1, FILTER_UNITS - 1));
         const Descriptor both = b + (first | (second - first) << 16);
         if (k == 0) WGMMA_REGISTERS_OVERWRITE(main, filters[k], both);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
     wgmma_commit();
 }
 
-// Both outputs of one position and row; the second may not exist.
+// Store both outputs of one position and row; the second may not exist.
 __device__ __forceinline__ void store(float *to, float first, float second, int column) {
     if (Config::bulk_store) {
         *reinterpret_cast<float2 *>(to) = make_float2(first, second);
@@ -67,8 +67,8 @@ __device__ __forceinline__ void store(float *to, float first, float second, int 
     }
 }
 
-// Epilogue of one piece, whose first position is that of `line` and `strip` of an image: to the staging area or to y. The
-// lane has `filter`, `down` rows below the position.
+// Epilogue of one piece, which begins at `line` and `strip` of an image: store the lane's outputs to the staging area
+// or to y. These are outputs of `filter`, `down` rows below each position.
 __device__ __forceinline__ void store_piece(const Shared &s, float *y, const WorkTile &tile, int stage, int image,
                                             int line, int strip, int filter, int down, int swap, int t,
                                             OutputScale scale, const float (&main)[SUMS], const float *cross) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_piece(const Shared &s, float *y, const Wor
     const int lines = filter < M && image < tile.images
                           ? min(TILE_LINES, (OH - tile.row - down + OUTPUT_ROWS - 1) / OUTPUT_ROWS) - line
                           : 0;
-    // Lines that have the position stored first, and the other one.
+    // The number of lines that have the position stored first, and of those that have the one stored second.
     const int first_lines = column + swap < 2 * TILE_COLUMNS ? lines : 0;
     const int second_lines = column + 2 - swap < 2 * TILE_COLUMNS ? lines : 0;
 #pragma unroll
@@ -117,8 +117,8 @@ __device__ __forceinline__ void store_staged_output(const float *staged, float *
     bulk_store_commit();
 }
 
-// The math warps' loop over tiles. Warpgroups take the pieces of all tiles in turn, so that none waits for one that
-// has one more piece of a tile.
+// The math warps' loop over tiles. The warpgroups take the pieces of all tiles in turn, so that neither waits because
+// the other has one more piece of a tile.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), g = lane / 4, t = lane % 4;
     const int warp = threadIdx.x / 32 % 4, down = warp / GROUP_TILES;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             done++;
             wgmma_wait<0>();
             if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
-            // The TMA unit has read the outputs of iteration `given`, which this warpgroup gave it.
+            // Wait until the TMA unit has read the outputs of iteration `given`, whose store this warpgroup issued.
             if (Config::bulk_store && given >= 0) {
                 bulk_store_wait_read();
                 mbarrier_arrive(s.barriers + OUTPUT_STORED + given % 2);
@@ -168,7 +168,8 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         if (!Config::bulk_store) continue;
         fence_async_proxy();
         mbarrier_arrive(s.barriers + OUTPUT_STAGED + stage);
-        // The warpgroup that had the last piece gives the TMA unit the tile's outputs, when all of them are staged.
+        // The warpgroup with the tile's last piece has the TMA unit store the tile's outputs, when all of them are
+        // staged.
         if (next_unit != WARPGROUPS - 1) continue;
         mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
         store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp);

@@ -4,23 +4,23 @@
 //     a stage   [component][image][unit][line][column pair] units of four words, 16 bytes: one row of a core matrix
 //
 // A line is `row_accumulators` input rows. Word (r, c) of a column pair holds both columns of row r of the line and
-// channel c; four words in that order are a unit. Neighbouring column pairs lie 16 bytes apart, as wgmma's B wants its
-// columns.
+// channel c; four words in that order are a unit. Neighbouring column pairs lie 16 bytes apart, as wgmma requires of
+// the columns of B.
 
 constexpr int UNITS_PER_PAIR = (OUTPUT_ROWS * C + 3) / 4;
-// Column pairs, and lines, that a filter reaches.
+// Column pairs and lines that a filter covers.
 constexpr int FILTER_PAIRS = (K + 2) / 2, FILTER_LINES = (K + 2 * OUTPUT_ROWS - 2) / OUTPUT_ROWS;
 constexpr int FILTER_UNITS = UNITS_PER_PAIR * FILTER_PAIRS * FILTER_LINES;
-// A piece is what one series of wgmmas computes: eight positions of PIECE_LINES lines. An image has STRIPS of them
-// across.
+// A piece is the output of one series of wgmmas: eight positions in each of PIECE_LINES lines. STRIPS pieces lie side
+// by side in an image.
 constexpr int PIECE_LINES = Config::wgmma_n / 8, STRIPS = (TILE_COLUMNS + 7) / 8;
 constexpr int PIECES = (TILE_LINES + PIECE_LINES - 1) / PIECE_LINES * STRIPS;
 // Column pairs and lines of a stage.
 constexpr int INPUT_PAIRS = TILE_COLUMNS + FILTER_PAIRS - 1;
 constexpr int INPUT_LINES = PLANE_STRIDE / 4 / ROW_STRIDE;
 
-// Which row of A, of eight per warp, a filter has, and the reverse: chosen such that the staged outputs of four lanes
-// lie 16 banks apart where those of neighbouring filters lie four apart.
+// row_of maps a filter to its row of A, of eight per warp; filter_of_row is the inverse. Where the staged outputs of
+// neighbouring filters lie four banks apart, the order puts those of four lanes 16 banks apart.
 constexpr bool SPREADS_FILTERS = Config::output_pitch % 8 == 4;
 __device__ __forceinline__ int row_of(int filter) {
     if (!SPREADS_FILTERS) return filter;
@@ -33,8 +33,8 @@ __device__ __forceinline__ int filter_of_row(int row) {
     return row / 16 * 16 + row % 4 * 4 + row / 8 % 2 * 2 + row / 4 % 2;
 }
 
-// As in operands.cu, for filter 8 tile + n. Its rows of A are the outputs of a position: two columns of each row. The
-// high components lie as a lane's A registers, the low ones behind them as core matrices.
+// As in operands.cu, for filter 8 tile + n. The filter has one row of A per output of a position: two columns of each
+// output row. The high components are in the order of a lane's A registers; the low ones follow as core matrices.
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *w, int m, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
@@ -68,8 +68,8 @@ struct WordOffsets {  // none are kept
     __device__ explicit WordOffsets(int) {}
 };
 
-// Producers: every unit of the stage; a thread makes all units of a column pair. Returns the range of this thread's
-// share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
+// Producers: write every unit of the stage; a thread writes all units of a column pair. Returns the range of this
+// thread's share. Rows and columns beyond the input are multiplied by weights that are zero, so they must be finite.
 __device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                              const WordOffsets &, int thread) {
     constexpr bool ALL_ROWS = TILES_PER_IMAGE == 1 && INPUT_LINES * OUTPUT_ROWS <= H;

@@ -3,10 +3,13 @@
 static_assert(Config::tile_filters % 32 == 0, "epilogues store 32 filters at a time");
 
 // Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
-// released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
-// at tap (p, q) of their windows. All taps of a stage's channels follow one another: they read the same pixels, and L2
-// holds those of all blocks for a few channels. In 1 x 1 layers with two tiles of filters, the pixels leave L2 before
-// other lines, so that L2 writes those back less often. With one tile of filters, or more than two, that took longer.
+// released it. TMA gathers the inputs of tile_pixels output pixels at tap (p, q) of their windows. The first window
+// begins at (image, row, column); windows lie `stride` input pixels apart. The taps are the inner loop: all taps of a
+// stage's channels read the same pixels, and L2 holds the pixels of all blocks for a few channels.
+//
+// With 1 x 1 filters and two tiles of filters, only one other tile reads the same pixels. Their loads are then
+// evict-first, so that L2 writes other lines back less often. With one tile of filters, or more than two, evict-first
+// loads took longer.
 constexpr bool EVICTS_PIXELS = Config::buffers && TAPS == 1 && FILTER_TILES == 2;
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
@@ -41,13 +44,14 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Whether epilogue.prepare runs behind the first stage's products, which hide it. With two components and stages of
-// fewer than 64 channels it took longer there (96 channels, 3 x 3; `ece408-bench layers` times it).
+// Whether epilogue.prepare runs after the first stage's wgmmas are issued, which hide its time. With two components and
+// stages of fewer than 64 channels that was slower (96 channels, 3 x 3; `ece408-bench layers` times it).
 constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
-// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
-// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
-// Ping-pong consumers are ordered: each begins its products when the one before has issued its last, so that the
-// epilogue of one overlaps the products of the others. The order also keeps a parity wait from lagging two phases.
+// All of a block's work: producer and consumers loop over its tiles. Per tile, a consumer calls
+// epilogue.prepare(staging, tile, consumer), and later epilogue.store(sums, staging, tile, consumer, outputs) with the
+// sums of its share. Ping-pong consumers take turns: each issues its products after the previous consumer has issued
+// its last, so that the epilogue of one overlaps the products of the others. The order also keeps a wait for a
+// barrier's parity from lagging two phases.
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
                                               const TensorMap &w_low, int images, const Epilogue &epilogue) {
@@ -61,8 +65,9 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
     } else {
         constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
         raise_registers<(LAUNCH_REGISTERS * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
-        // A ping-pong consumer's stages depend on its number: known to be uniform, it leaves descriptors in uniform
-        // registers. Where a tile is one stage (64 channels, 1 x 1) that took longer.
+        // A ping-pong consumer's stages depend on its number. The shuffle shows the compiler that the number is
+        // uniform, so descriptors stay in uniform registers. With one stage per tile (64 channels, 1 x 1) that was
+        // slower.
         constexpr bool UNIFORM = Config::ping_pong && K_TILES > 1;
         const int warpgroup = UNIFORM ? __shfl_sync(~0u, threadIdx.x / 128, 0) : threadIdx.x / 128;
         const int consumer = warpgroup - 1;

@@ -9,8 +9,8 @@ __device__ __forceinline__ unsigned shared_address(const void *p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// Programmatic dependent launch (sm_90): this grid starts before the one in front has ended. Wait for that one's end,
-// and for its writes; allow the next grid to start.
+// Programmatic dependent launch (sm_90): this grid may start before the previous grid has ended. Wait for the previous
+// grid's end and its writes; allow the next grid to start.
 __device__ __forceinline__ void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -50,8 +50,8 @@ __device__ __forceinline__ bool mbarrier_phase_ended(Barrier *barrier, int parit
 #endif
     return ended;
 }
-// Wait for the end of the phase of that parity: the first phase has 0, and 1 passes on a fresh barrier. The whole warp
-// calls it.
+// Wait for the end of the phase with the parity of `phase`. The first phase has parity 0; on a fresh barrier, a wait
+// for parity 1 returns at once. The whole warp calls it.
 __device__ __forceinline__ void mbarrier_wait(Barrier *barrier, int phase) {
     while (!mbarrier_phase_ended(barrier, phase & 1)) {}
     __syncwarp();
@@ -76,14 +76,15 @@ __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Store 16 bytes if `condition` holds; no branch that what leads up to it could move into.
+// Store 16 bytes if `condition` holds. A predicated instruction: into a branch, the compiler could move earlier code.
 __device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 &value) {
     asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.u32 [%1], {%2, %3, %4, %5};}"
                  ::"r"(int(condition)), "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
-// Bulk copies by the TMA unit (sm_90, CUDA 12): multiples of 16 bytes. A load arrives at a barrier; stores are
-// committed, and waited for until their source may be overwritten.
+// Bulk copies by the TMA unit (sm_90, CUDA 12): multiples of 16 bytes. A load completes on an mbarrier. A thread
+// commits its stores in groups; bulk_store_wait_read waits until the sources of all but the last PENDING may be
+// overwritten.
 __device__ __forceinline__ void bulk_load(float *to, const float *from, int bytes, Barrier *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
@@ -110,7 +111,8 @@ __device__ __forceinline__ unsigned to_fp16x2(float first, float second) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
     return word;
 }
-// The rest of both values, times 2^11, as fp16. The differences are exact: of 24 bits 13 remain.
+// The values minus their fp16 roundings in `word`, times 2^11, as fp16. The differences are exact: of 24 bits 13
+// remain.
 __device__ __forceinline__ unsigned fp16x2_residual(float first, float second, unsigned word) {
     float a, b;
     asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "r"(word));
@@ -124,8 +126,8 @@ __device__ __forceinline__ float from_fp16(unsigned short bits) {
     return value;
 }
 
-// Store four 8 x 8 matrices of 16-bit numbers, each thread with two neighbours of a row, as mma leaves them; lane l gives
-// the address of row l % 8 of matrix l / 8 (stmatrix).
+// Store four 8 x 8 matrices of 16-bit numbers (stmatrix). Each thread has two neighbours of a row, as in mma's result;
+// lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(void *to, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(shared_address(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -152,7 +154,7 @@ __device__ __forceinline__ Descriptor matrix_descriptor(unsigned address, int le
     return (address >> 4) | Descriptor(leading >> 4) << 16 | Descriptor(stride >> 4) << 32;
 }
 
-// Registers per thread of a warpgroup from here on (setmaxnreg, sm_90a): taken from, or given to, the block's pool.
+// Set the registers per thread of this warpgroup (setmaxnreg, sm_90a): take more from the block's pool, or return some.
 template <int REGISTERS>
 __device__ __forceinline__ void raise_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -162,7 +164,7 @@ __device__ __forceinline__ void lower_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// The compiler must take the value as unknown: it neither precomputes nor keeps what follows from it.
+// Make the value unknown to the compiler, so that it neither precomputes nor keeps values derived from it.
 __device__ __forceinline__ void hide_from_compiler(int &value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide_from_compiler(unsigned &value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide_from_compiler(Descriptor &value) { asm volatile("" : "+l"(value)); }

@@ -8,14 +8,14 @@
 //                           |       + x_low w_high     |
 //                           +--------------------------+
 //
-// A position is one output. The next A and B are loaded while these are multiplied.
+// A position is one output. The next k-step's A and B are loaded while the current ones are multiplied.
 //
 // Config of the course's last layer: tile_images 1, tile_lines 27, m_tiles 2, group_tiles 3, column_groups 1, k_steps
 // 37, promotion_interval 6, math_warps 8, producer_warps 4, input_from_global, filters_in_shared.
 //
-// Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), products rounded up to 16 and
-// columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last layer.
-// What limits it: shared-memory reads, of the filters per unit and of the positions per group. Restrictions: none but
+// Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), with C K K rounded up to 16 and
+// the GEMM columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last
+// layer. Shared-memory reads limit it: the filters once per unit, the positions once per column group. Restriction:
 // sm_80. See "Warp level matrix instructions" in the PTX ISA.
 
 constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
@@ -23,8 +23,8 @@ constexpr int M_TILES = Config::m_tiles;
 constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one GEMM column to the next
 constexpr int STORES = (M_TILES + 1) / 2;
 
-// Where the unit's positions lie, in the stage and in y. A lane multiplies two of each 16, g and g + 8, and stores one of
-// each 32.
+// The addresses of a unit's positions, in the stage and in y. Of each 16 positions, a lane multiplies two, g and g + 8;
+// of each 32, it stores one.
 struct Positions {
     FirstWords words[M_TILES];
     float *to[STORES];  // of positions lane, lane + 32; null where there is no output
@@ -56,7 +56,7 @@ struct Accumulators {
 #pragma unroll
             for (int v = 0; v < 4; v++) promote(main[i][v], promoted[PROMOTES ? i : 0][v]);
     }
-    // Value v of 16 positions i, but for the scales.
+    // Value v of the i-th 16 positions, not yet rescaled.
     __device__ __forceinline__ float total(int i, int v) const {
         float sum = main[i][v];
         if (COMPONENTS == 2) sum = join_sums(sum, cross[COMPONENTS == 2 ? i : 0][v]);
@@ -65,7 +65,7 @@ struct Accumulators {
     }
 };
 
-// One k-step of 16 positions i.
+// Add the products of one k-step to the sums of the i-th 16 positions.
 __device__ __forceinline__ void multiply_add(Accumulators *sums, const Fragment &f, const FilterFragment *b, int i) {
 #pragma unroll
     for (int n = 0; n < GROUP_TILES; n++) mma(sums[n].main[i], f.a[0], b[n].word[0], b[n].word[1]);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_add(Accumulators *sums, const Fragment 
 __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (&words)[M_TILES], const int2 *taps,
                                           const FilterFragment *filters, int first_tile) {
     constexpr bool ALL_TILES = COLUMN_TILES % GROUP_TILES == 0;
-    Fragment f[2];  // the next one is loaded while this one is multiplied
+    Fragment f[2];  // one is loaded while the other is multiplied
     FilterFragment b[2][GROUP_TILES];
     const auto load_filters = [&](int k, FilterFragment *to) {
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
     }
 }
 
-// Epilogue of one column tile: rescaled, through the warp's staging area, to y.
+// Epilogue of one column tile: rescale the sums, and store them to y through the warp's staging area.
 __device__ __forceinline__ void store(float *staging, const int *filter_scales, const Accumulators &sums,
                                       const Positions &positions, int tile, int exponent, int lane) {
     const int g = lane / 4, t = lane % 4;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void store(float *staging, const int *filter_scales, 
     __syncwarp();
 }
 
-// A warp computes units of all tiles.
+// A math warp's loop over units of all tiles.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const FilterFragment *const filters =

@@ -1,16 +1,16 @@
-// operands: a tile of x as words of two fp16, which the producer warps make; the filters in the same order.
+// operands: the producer warps convert a tile of x to words of two fp16; the split filters are in the same order.
 //
 //     a stage   [component][image][plane][row][column] words; plane p holds channels 2 p and 2 p + 1 of one pixel
 //
-// An odd last channel has a plane of its own, whose words hold two neighbouring rows (odd_channel_pairs_rows) or
-// columns. With one_channel, word i of a row holds columns 2 i and 2 i + 1, and so every input once.
+// An odd last channel has a separate plane, whose words hold two neighbouring rows (odd_channel_pairs_rows) or columns.
+// With one_channel, word i of a row holds columns 2 i and 2 i + 1, so every input is in one word.
 //
-// What limits the producers: the loads from global memory that they can have in flight.
+// The number of loads from global memory that can be in flight limits the producers.
 
 constexpr int ROW_WORDS = (W + 2 * PAD_W + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
 constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one GEMM column
 
-// The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
+// The index in the split filters of word t or t + 4 of a k-step, in column n of a tile of eight.
 __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, int word, int component) {
     if (Config::wgmma) {  // per block and group: both components of a tile are two core matrices of eight columns
         const int group = tile / GROUP_TILES, block = group / COLUMN_GROUPS;
@@ -21,9 +21,9 @@ __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, i
     return ((k_step * COLUMN_TILES + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
 }
 
-// Split what lane (n, t) has of a k-step of column 8 tile + n, which is filter m = (8 tile + n) / filter_shifts moved
-// down (one_channel: right) by the remainder. Returns bit n if a product is not zero, and bit 8 + n if a low component
-// is not.
+// Split lane (n, t)'s weights in a k-step of column 8 tile + n, which is filter m = (8 tile + n) / filter_shifts moved
+// down (one_channel: right) by the remainder. Returns bit n if a weight is not zero, and bit 8 + n if a low component
+// is not zero.
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *w, int m, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
@@ -53,7 +53,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
     return used;
 }
 
-// Where the words of two positions of a lane begin.
+// The addresses of the first words of a lane's two positions.
 struct FirstWords {
     const unsigned char *of[2];
 };
@@ -99,8 +99,8 @@ __device__ __forceinline__ void write_word(unsigned *to, float first, float seco
     }
 }
 
-// Without padding, every thread has the same words in every plane, and keeps their offsets in registers, if they are
-// few. The planes of one channel's images follow one another: ONE_PLANE is then all of them.
+// Without padding, a thread writes the same words of every plane, so it keeps their offsets in registers if they are
+// few. With one channel, the planes of all images are contiguous: ONE_PLANE treats them as one.
 constexpr bool ONE_PLANE = C == 1 && WHOLE_IMAGES && PLANE_ROWS == H && PLANE_STRIDE == PLANE_ROWS * ROW_STRIDE;
 constexpr int PLANE_WORDS = (ONE_PLANE ? TILE_IMAGES * PLANE_ROWS : PLANE_ROWS) * ROW_WORDS;
 constexpr int THREAD_WORDS = (PLANE_WORDS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
@@ -119,8 +119,8 @@ struct WordOffsets {
     }
 };
 
-// Producers: every word of the stage, zeros outside the image. Several words are read before the first is written: a
-// write between two reads would have to wait for the first. Returns no range: it is known before.
+// Producers: write every word of the stage, zeros outside the image. A thread reads several words before it writes the
+// first: a write between two reads would have to wait for the first read. Returns an empty range: the caller knows it.
 __device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                              const WordOffsets &kept, int thread) {
     constexpr int ALONG = POSITION_COLUMNS;
@@ -162,7 +162,7 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
         return {};
     }
     const int lines = tile.images * (PLANES * PLANE_ROWS), zero_rows = PADDED ? tile.input_row() - tile.row + PAD_H : 0;
-    // Consecutive words of a thread are PRODUCER_THREADS apart, counted along the rows: this many rows and columns.
+    // Consecutive words of a thread are PRODUCER_THREADS apart, counted along the rows: DOWN rows and ACROSS columns.
     constexpr int DOWN = PRODUCER_THREADS / ROW_WORDS, ACROSS = PRODUCER_THREADS % ROW_WORDS, BATCH = 8;
     int line = thread / ROW_WORDS, column = thread % ROW_WORDS;
     while (line < lines) {

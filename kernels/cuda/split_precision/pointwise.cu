@@ -2,7 +2,7 @@
 //
 // With one filter element every input is read once per tile of filters, so a split copy of the images (general.cu)
 // would cost more than the product. Here a producer thread loads one pixel's channels of a stage, scales them by a
-// power of two of that pixel's own, and writes both components as a row of the left matrix:
+// power of two that fits these channels, and writes both components as a row of the left matrix:
 //
 //     a block     128 output pixels (numbered through all images) x 64 filters
 //     producers   2 warpgroups, a pixel per thread, every second stage each;  consumers   2 warpgroups, 64 pixels each
@@ -25,8 +25,8 @@ static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "a producer 
 static_assert(PRODUCERS == 2 && PROMOTES, "the register counts are for two producers; a stage's sums are unscaled");
 constexpr int LARGEST_EXPONENT = 90;  // of a pixel: its unscaled sums then stay within float32
 
-// Load and convert. On exit of a stage its pixels and scales are in shared memory, visible to wgmma (the proxy fence),
-// and its filters under way; the barrier `full` counts both.
+// Load and convert. After each stage its pixels and scales are in shared memory, visible to wgmma (the proxy fence),
+// and the load of its filters is pending; the barrier `full` counts both.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const float *x, int images,
                                         const TensorMap &w_high, const TensorMap &w_low, int *listed) {
     const int warpgroup = threadIdx.x / 128, row = threadIdx.x % 128;

@@ -28,7 +28,7 @@ struct Range {
     __device__ __forceinline__ void join_warp() {
         largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
     }
-    // All threads of a block; once in a kernel.
+    // All threads of a block call this, once in a kernel.
     template <int THREADS>
     __device__ __forceinline__ void join_block() {
         __shared__ Range warps[THREADS / 32];
@@ -37,15 +37,15 @@ struct Range {
         __syncthreads();
         for (int i = 0; i < THREADS / 32; i++) add(warps[i]);
     }
-    // The power of two that brings the largest value into [2^14, 2^15); UNSPLITTABLE where one is infinite or NaN, or
-    // the values spread over more than `spread` powers of two, unless they may have `any_spread`.
+    // The exponent that brings the largest value into [2^14, 2^15). UNSPLITTABLE if it exceeds MAX_EXPONENT, if a value
+    // is infinite or NaN or, without `any_spread`, if the values spread over more than `spread` powers of two.
     static constexpr int UNSPLITTABLE = 1 << 20;
     __device__ __forceinline__ int exponent(bool any_spread = false, int spread = MAX_SPREAD) const {
         const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
         const bool close = any_spread || smallest + 1 >= unsigned(max(top - spread, 1)) << 23;
         return largest == 0 || (top < 255 && wanted <= MAX_EXPONENT && close) ? wanted : UNSPLITTABLE;
     }
-    // It does not depend on the other values, except that an infinity or a NaN makes it 0.
+    // The same exponent, but for any other values: at most MAX_EXPONENT, and 0 with an infinity or a NaN.
     __device__ __forceinline__ int largest_exponent() const {
         const int top = largest >> 23;
         return largest == 0 || top == 255 ? 0 : min(SCALED_TOP - top, MAX_EXPONENT);

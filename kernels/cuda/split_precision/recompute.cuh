@@ -1,5 +1,5 @@
-// recompute: the convolution (Config has that of _convolution.py), and its pixels in float32, for images that cannot be
-// split.
+// recompute: an output pixel in float32, for images that cannot be split; and the sizes of the convolution, which
+// Config takes from Convolution in _convolution.py.
 
 constexpr int TAPS = Config::kernel_height * Config::kernel_width;
 constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
@@ -14,8 +14,8 @@ struct Window {
           column(pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width) {}
 };
 
-// Where the weight of a filter lies, for channel c of its group. A data gradient is the convolution of y by filters
-// whose channels and filters have changed places and whose rows and columns are reversed.
+// The index in w of a filter's weight for channel c of its group. A data gradient is a convolution of y: its filters
+// are those of w with channels and filters exchanged, and with rows and columns reversed.
 __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
     constexpr int CHANNELS = Config::channels, FILTERS = Config::filters;
     return Config::transposed
@@ -23,10 +23,10 @@ __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
                : ((long long)filter * CHANNELS + c) * TAPS + tap;
 }
 
-// One thread: a pixel of RECOMPUTED filters of a group from `filter0` on, fewer where the group ends, over every
-// `step`-th channel from `first` on. The sums have two levels: the products of a channel, and the channels. Padding is
-// zeros, whose product with an infinite weight is NaN; a data gradient leaves out the taps that lie outside y.
-// load(image, group, channel, pixel) returns an input; store(image, filter, pixel, sum) takes a sum.
+// One thread computes a pixel of RECOMPUTED filters of a group from `filter0` on, or fewer at the group's end, over
+// every `step`-th channel from `first` on. The sums have two levels: the products of a channel, and the channels.
+// Padding counts as zeros, whose product with an infinite weight is NaN; a data gradient skips the taps that lie
+// outside y. load(image, group, channel, pixel) returns an input; store(image, filter, pixel, sum) stores a sum.
 constexpr int RECOMPUTED = 8;
 template <typename Load, typename Store>
 __device__ __forceinline__ void recompute_pixel(const float *w, int image, int group, int filter0, int pixel,

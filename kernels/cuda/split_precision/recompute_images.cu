@@ -1,5 +1,5 @@
-// recompute_images: the listed images, or all of them where a filter cannot be split, in float32. What an epilogue adds
-// to y, this kernel must add too.
+// recompute_images: compute the listed images in float32, or all images if a filter cannot be split. This kernel must
+// also add whatever an epilogue adds to y.
 //
 // A lane computes RECOMPUTED filters of a pixel. The list is short (with an empty one the launch costs an idle grid),
 // and an image of 7 x 7 pixels occupies few warps, which wait for memory at each channel: so the warps of a block share
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(32 * RECOMPUTE_WARPS)
         const int image = all ? number : listed[1 + number];
         const int group = block / BLOCKS, filter0 = block % BLOCKS * RECOMPUTED;
         const int pixel = i % PIXEL_BLOCKS * 32 + lane;
-        if (image < 0) continue;  // the list has none
+        if (image < 0) continue;  // never: listed indices are not negative
         if (!SHARES_CHANNELS) {
             if (pixel < OUTPUT_AREA) recompute_pixel(w, image, group, filter0, pixel, load, store);
             continue;

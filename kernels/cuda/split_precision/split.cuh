@@ -17,14 +17,15 @@ constexpr bool PROMOTES = Config::promotion_interval > 0;
 constexpr int PROMOTION_INTERVAL = PROMOTES ? Config::promotion_interval : Config::k_steps;
 constexpr bool CORRECTS_SAME_SIGN = COMPONENTS == 2 && !PROMOTES && Config::k_steps >= Config::long_sum;
 
-// Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. Of mixed signs a
-// sum of n k-steps loses about Config::truncation_bias n units of 2^-23, as measured with mma.sync and wgmma, 2 to 122
-// k-steps. The output scale of a filter is increased by that, except for filters whose weights are exact in one fp16
-// each, so that sums of small integers stay exact. With accumulator promotion only the last interval's k-steps count.
+// Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. A sum of n
+// k-steps whose products have mixed signs loses about Config::truncation_bias n units of 2^-23, as measured with
+// mma.sync and wgmma, 2 to 122 k-steps. The output scale of a filter is increased by that, except for filters whose
+// weights are exact in one fp16 each, so that sums of small integers stay exact. With accumulator promotion only the
+// last interval's k-steps count.
 //
-// Same-sign bias. Products of one sign lose Config::same_sign_bias units more per k-step, and less as signs differ: by
-// the share of sum |x||w| that a sum is. That share is at least |sum| over 2^15 times the filter's sum of |w|, and so
-// much is corrected (CORRECTS_SAME_SIGN) where a long sum is not promoted.
+// Same-sign bias. If all products have one sign, a sum loses Config::same_sign_bias units more per k-step; with mixed
+// signs, it loses that times |sum| / sum |x||w|. This ratio is at least |sum| / (2^15 times the filter's sum of |w|).
+// The correction uses the lower bound, for long sums that are not promoted (CORRECTS_SAME_SIGN).
 
 // A GEMM column's scale in one int. Bits 19 and up: the filter's power of two. Bits 8 to 18: the upper bits of a
 // positive float, the same-sign correction. Bits 0 to 7: the truncation correction, which is added to the output
@@ -58,8 +59,8 @@ __device__ __forceinline__ float join_sums(float main, float cross) {
     return COMPONENTS == 2 ? fmaf(cross, 1.0f / 2048, main) : main;
 }
 
-// Accumulator promotion: every Config::promotion_interval k-steps the part of `sum` that is whole in units of 2^13
-// moves to `promoted`. Both operations are exact, so only the sums of a few k-steps are truncated, at bits that weigh
+// Accumulator promotion: every Config::promotion_interval k-steps the multiple of 2^13 nearest to `sum` moves from
+// `sum` to `promoted`. Both operations are exact, so only the sums of a few k-steps are truncated, at bits that weigh
 // less. Products are below 2^30; sums beyond 2^35 move in units of 2^12 or 2^14, and `promoted` is exact below 2^36.
 // Sums that stay below 2^12, of a window far darker than its tile, are never promoted.
 __device__ __forceinline__ void promote(float &sum, float &promoted) {

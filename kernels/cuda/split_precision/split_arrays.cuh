@@ -3,10 +3,10 @@
 //     x   [component][image][pixel][channel] of fp16, a pixel's channels padded with zeros to a multiple of eight
 //     its scales, per image: a power of two, and the largest magnitude of the image, or a number above it
 //
-// A value takes the four bytes of a float32. It errs by 2^-22 of itself or 2^-51 of 2^(15 - exponent), whichever is more.
-// Kernels read and write eight channels of a pixel at a time, 16 bytes of each component.
+// A value takes four bytes, like a float32. It errs by 2^-22 of itself or 2^-51 of 2^(15 - exponent), whichever is
+// more. Kernels read and write eight channels of a pixel at a time, 16 bytes of each component.
 
-constexpr int COMPONENTS = Config::components;  // high, and with three products low
+constexpr int COMPONENTS = Config::components;  // 2: high and low (fp16x3); 1: high (fp16x1)
 
 // The power of two that scales a split image, and the bits of its largest magnitude.
 struct ImageScale {
@@ -17,21 +17,22 @@ struct ImageScale {
     __device__ __forceinline__ float magnitude() const { return __uint_as_float(largest); }
 };
 
-// The scale of values that do not exceed `limit`; 0 for images with an infinity or a NaN, whose values then are within
-// the range of fp16 or become infinite.
+// The scale of values that do not exceed `limit`. For images with an infinity or a NaN the exponent is 0: values beyond
+// the range of fp16 become infinite.
 __device__ __forceinline__ ImageScale scale_of(float limit) {
     Range range;
     range.largest = __float_as_uint(limit);
     if (!(limit < __uint_as_float(0x7f800000))) return {0, range.largest};
     return {range.largest_exponent(), range.largest};
 }
-// The scale of y where |y| is at most `gain` |x| + `more`; that of an image of x with an infinity or a NaN is not finite.
+// The scale of y where |y| is at most `gain` |x| + `more`; that of an image of x with an infinity or a NaN is not
+// finite.
 __device__ __forceinline__ ImageScale limited(const ImageScale &x, float gain, float more) {
     const bool finite = x.finite() && __float_as_uint(gain) < 0x7f800000 && __float_as_uint(more) < 0x7f800000;
     return finite ? scale_of(fminf(fmaf(x.magnitude(), gain, more), 0x1p127f)) : ImageScale{0, 0x7f800000};
 }
 
-// The components of eight channels of one pixel: value(i) returns one, scaled.
+// Split eight channels of one pixel into components; value(i) returns the scaled value of channel i.
 template <typename Value>
 __device__ __forceinline__ void split_channels(const Value &value, uint4 &high, uint4 &low) {
     unsigned words[4], rests[4];
@@ -44,18 +45,18 @@ __device__ __forceinline__ void split_channels(const Value &value, uint4 &high, 
     low = make_uint4(rests[0], rests[1], rests[2], rests[3]);
 }
 
-// A scaled value.
+// A value, still scaled, from its components.
 __device__ __forceinline__ float joined(unsigned short high, unsigned short low) {
     return fmaf(from_fp16(low), 1.0f / 2048, from_fp16(high));
 }
 
-// A value of a split image; of an image with an infinity or a NaN, the high component where that is one.
+// A value of a split image. In an image with an infinity or a NaN, it is the high component if that is infinite or NaN.
 __device__ __forceinline__ float joined(unsigned short high, unsigned short low, const ImageScale &own) {
     const float value = from_fp16(high), sum = joined(high, low);
     return multiply(own.finite() || (high & 0x7c00) != 0x7c00 ? sum : value, power_of_two(-own.exponent));
 }
 
-// Eight channels of a pixel, the `at`-th of `component` ones.
+// Load the `at`-th unit of eight channels of a pixel; x has `component` units per component.
 __device__ __forceinline__ void load_channels(const uint4 *x, long long component, long long at, const ImageScale &own,
                                               float (&values)[8]) {
     const uint4 high = x[at], low = COMPONENTS == 2 ? x[component + at] : make_uint4(0, 0, 0, 0);
@@ -74,7 +75,7 @@ __device__ __forceinline__ void store_channels(uint4 *y, long long component, lo
     if (COMPONENTS == 2) y[component + at] = low;
 }
 
-// What follows a layer: ACTIVATION(v), which maps 0 to 0 and no value to a larger one. A NaN stays a NaN.
+// A layer's activation: ACTIVATION(v) maps 0 to 0, a NaN to a NaN, and no value to one of larger magnitude.
 #ifdef ACTIVATION
 constexpr bool ACTIVATES = true;
 #else

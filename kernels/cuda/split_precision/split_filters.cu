@@ -1,9 +1,10 @@
 // split_filters: splits the filters into fp16 components, in the order that the tensor cores read. One block per 8
 // columns.
 //
-// A filter's scale puts its largest weight into [2^14, 2^15). A filter with a weight below 2^-28 of that, or with NaN
-// or infinity, cannot be split: the block then writes 1 behind the scales, and recompute_images computes all images in
-// float32. The kernel also empties the fallback list and resets the tile scheduler's counter.
+// A filter's scale puts its largest weight into [2^14, 2^15). A filter with a weight below 2^-28 of its largest, or
+// with a NaN or an infinity, cannot be split: the block then writes 1 after the scales, and recompute_images computes
+// all images in float32. The kernel also empties the list of images to recompute and resets the tile scheduler's
+// counters.
 
 // Whether a filter cannot be split: then all images are recomputed.
 __device__ __forceinline__ bool filters_unsplittable(const int *filter_scales) {
@@ -21,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) state[1 + images + i] = 0;
     if (tile == 0 && threadIdx.x == 0) state[0] = 0;
-    if (tile < FILTER_BLOCKS && threadIdx.x == 0) *tile_counter(state, images) = 0;  // that of tile % FILTER_BLOCKS
+    if (tile < FILTER_BLOCKS && threadIdx.x == 0) *tile_counter(state, images) = 0;  // of filter block `tile`
 
-    // Warp n finds the range of column n, which belongs to this filter.
+    // Warp n finds the range of column n, a column of filter_of(n).
     const auto filter_of = [&](int n) { return min(tile * 8 + n, GEMM_COLUMNS - 1) / FILTER_SHIFTS; };
     Range range;
     for (int i = lane; i < REDUCTION; i += 32) range.add(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]);
@@ -47,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(256)
         filter_scales[8 * COLUMN_TILES + tile] = any;
     }
 
-    // Each warp splits whole k-steps, and counts those in which column `lane` has a product, and a low component.
+    // Each warp splits whole k-steps. It counts those in which column `lane` has a weight other than zero, and those in
+    // which it has a low component other than zero.
     int used = 0, used_low = 0;
     for (int i = threadIdx.x; i < K_STEPS * 32; i += 256) {
         const int k_step = i / 32, n = i % 32 / 4, t = i % 4;

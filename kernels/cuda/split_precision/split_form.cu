@@ -1,41 +1,40 @@
-// split_form: fp16x3_general between layers whose activations stay split (split_arrays.cuh), from one layer to the
-// next.
+// split_form: fp16x3_general for layers whose inputs and outputs are split arrays (split_arrays.cuh).
 //
-// y = activated(convolution + bias + residual); Config says which of bias and residual there are. Before y is computed,
-// all that is known is that no value exceeds (the largest |x|) (the largest sum of a filter's |w|) + (the largest
-// |bias|) + (the largest |residual|), so this limit decides y's exponent. Its true largest value is found as it is
-// stored, and serves for the next layer's limit. The warp that would store a pixel of an image with an infinity or a
-// NaN computes it in float32, as it does all pixels where a filter has one.
+// y = activated(convolution + bias + residual); Config::bias and Config::residual say which terms exist. The exponent
+// of y must be known before y is computed, so it follows from an upper limit of |y|: (the largest |x|) (the largest sum
+// of a filter's |w|) + (the largest |bias|) + (the largest |residual|). The epilogue finds the true largest |y| while
+// it stores y, for the next layer's limit. If an image has an infinity or a NaN, the warps that store its pixels
+// compute them in float32; if a filter has one, they compute all pixels so.
 //
 //     sums in registers --x 1 / scales, + bias, + residual, activation, x y's scale--> [ y high | y low ]
 //         --shared memory: lanes of an mma's layout to lanes of neighbouring filters--> y, NHWC, split
 //
-// Arithmetic intensity: the main loop's, see general.cu; per output the epilogue writes, and of a residual reads, 4
-// bytes, or 2 with one component. Restrictions: general.cu's; of several groups, each has a multiple of eight channels
-// and filters.
+// Arithmetic intensity: the main loop's, see general.cu; per output the epilogue writes 4 bytes, or 2 with one
+// component, and reads as many of a residual. Restrictions: general.cu's; several groups have a multiple of eight
+// channels and filters each.
 //
-// Launches: split_filters (once), implicit_gemm_split. y_scales is zero before.
+// Launches: split_filters (once), implicit_gemm_split. The caller zeroes y_scales.
 
 constexpr int INPUT_CHANNELS = Config::groups * Config::padded_channels;
 constexpr int OUTPUT_CHANNELS = (Config::groups * M + 7) / 8 * 8;  // with several groups, M is a multiple of eight
 
-// What follows the convolution, and the scales of y.
+// The arrays that the epilogue reads, and the scales of y.
 struct EpilogueParams {
     const unsigned short *x;
     const ImageScale *x_scales, *residual_scales;
     const float *w;
     const int *w_exponents;
-    const float *limits, *bias;  // limits: of y per largest |x|, and of the bias
+    const float *limits, *bias;  // limits: the largest |y| per largest |x|; the largest |bias|
     const uint4 *residual;
     ImageScale *scales;
     int images;
 
-    // Values from the high components of a split y to the low ones.
+    // The distance from the high components of y to the low ones, in values.
     __device__ __forceinline__ long long component() const { return (long long)images * OUTPUT_AREA * OUTPUT_CHANNELS; }
     __device__ __forceinline__ ImageScale residual_scale(int image) const {
         return Config::residual ? residual_scales[image] : ImageScale{0, 0};
     }
-    // The scale of an image of y; that of an image to recompute is not finite.
+    // The scale of an image of y; not finite if the image must be recomputed.
     __device__ __forceinline__ ImageScale scale(int image) const {
         return limited(x_scales[image], limits[0], limits[1] + residual_scale(image).magnitude());
     }
@@ -44,34 +43,34 @@ struct EpilogueParams {
     }
 };
 
-// An output pixel: its image, or why it is not stored, and the factors that undo x's scale, apply y's and undo the
-// residual's.
+// An output pixel: its image, or the reason why it is not stored, and the factors that undo x's scale, apply y's scale
+// and undo the residual's.
 struct OutputPixel {
     static constexpr int BEYOND = -1, NOT_FINITE = -2;  // beyond the last pixel; recomputed in float32
     int image;
     float inverse_scale, scale, residual_inverse_scale;
 };
 
-// Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go
-// through shared memory, so that lanes with neighbouring units of eight filters store them; the residual is staged
-// likewise. Where a warp has buffers (Config::buffers), the TMA unit stores the outputs of all 16 pixels from one of
-// them, whose rows are swizzled over their own width. With two components, or a residual, that took longer;
-// `ece408-bench layers --split-form` times it.
+// Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component at a
+// time, go through shared memory, so that neighbouring lanes store neighbouring units of eight filters; the residual
+// takes the same way back. If Config::buffers (the number of buffers per warp) is not 0, the TMA unit stores the
+// outputs of all 16 pixels instead, from rows swizzled over their own width. With two components, or a residual, TMA
+// stores took longer; `ece408-bench layers --split-form` times them.
 constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
 constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
 constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
-constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses to eight rows, and rows of each
+constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses per eight rows, rows per access
 
 // A consumer's shared memory.
 struct Staging {
     OutputPixel pixels[64 * M_BLOCKS];
     float scales[Config::tile_filters], biases[Config::tile_filters];
-    // Without Config::buffers: two of each warp, of eight rows; the banks of the rows differ.
+    // Without Config::buffers: two buffers per warp, of eight rows each; the padding puts rows in different banks.
     uint4 rows[Config::buffers ? 1 : 4 * 2 * 8][STAGED_UNITS + 1];
-    unsigned largest;  // magnitude of the first pixel's image
+    unsigned largest;  // magnitude so far of the first pixel's image
 };
 
-// A warp: those of its pixels that belong to images which are not finite, in float32.
+// A warp computes in float32 those of its pixels whose images have an infinity or a NaN.
 __device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to,
                                                const EpilogueParams &params) {
     unsigned short *const y = reinterpret_cast<unsigned short *>(to);
@@ -102,7 +101,7 @@ __device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel
                     params.record_max(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
                     y[at] = high;
                     if (COMPONENTS == 2) y[params.component() + at] = fp16x2_residual(value, 0, high);
-                    // The channels beyond the last.
+                    // Zero the channels beyond the last.
                     if (filter == Config::groups * M - 1)
                         for (int more = 1; filter + more < OUTPUT_CHANNELS; more++) {
                             y[at + more] = 0;
@@ -117,7 +116,7 @@ struct SplitEpilogue {
     uint4 *y;
     const TensorMap &y_map;
 
-    // Write what the epilogue reads to shared memory.
+    // Write the scales, biases and pixels that the epilogue reads to shared memory.
     __device__ __forceinline__ void prepare(float *staging, const Tile &tile, int consumer) const {
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
         if (threadIdx.x % 128 == 0) own.largest = 0;
@@ -143,13 +142,13 @@ struct SplitEpilogue {
         }
     }
 
-    // A lane loads and stores unit `unit` of row `unit_row` of each pass; an mma leaves it columns 2 t and 2 t + 1 of
-    // each unit, of rows `row` and row + 8.
+    // A lane loads and stores unit `unit` of row `unit_row` of each pass. Its sums are columns 2 t and 2 t + 1 of each
+    // unit, in rows `row` and row + 8: the layout of an mma's result.
     static constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = Config::tile_filters / STAGED;
     typedef uint4 Units[COMPONENTS][PASSES];          // of eight rows
     typedef unsigned Words[COMPONENTS][STAGED_UNITS];  // of a row
 
-    // All of the residual of 16 pixels, before its first use.
+    // Load the residual of all 16 pixels, before its first use.
     __device__ __forceinline__ void load_residual(Units (&added)[CHUNKS][2], const bool (&exists)[2][PASSES],
                                                   const Tile &tile, long long first_unit, int unit) const {
 #pragma unroll
@@ -161,7 +160,7 @@ struct SplitEpilogue {
             added[chunk][half][c][pass] = real ? from[at * UNITS + chunk * STAGED_UNITS] : make_uint4(0, 0, 0, 0);
         }
     }
-    // Through the warp's buffers, from units to the words of an mma's layout.
+    // Move a residual through the warp's buffers, from units to the words of an mma's layout.
     static __device__ __forceinline__ void stage_residual(Staging &own, int half, const Units &added, Words &words,
                                                           int unit, int unit_row, int row, int t) {
         if (COMPONENTS == 2) __syncwarp();
@@ -174,12 +173,12 @@ struct SplitEpilogue {
             words[i / STAGED_UNITS][i % STAGED_UNITS] =
                 word(buffer(own, half, i / STAGED_UNITS)[row], 4 * (i % STAGED_UNITS) + t);
     }
-    // The outputs of a pixel, from the sums at `first` on; `words` have the residual before. Returns the larger of
-    // their magnitudes and of `largest`, two of fp16.
+    // Compute the outputs of a pixel from the sums at `first` on. On entry `words` has the residual, on exit the
+    // outputs. Returns `largest`, two fp16 magnitudes, raised to those of the outputs.
     static __device__ __forceinline__ unsigned compute(Words &words, const Accumulators &sums, int first,
                                                        const OutputPixel &pixel, const float2 (&scales)[STAGED_UNITS],
                                                        const float2 (&biases)[STAGED_UNITS], unsigned largest) {
-        // Whether powers of two alone follow the sums.
+        // Whether the epilogue only multiplies the sums, by powers of two.
         constexpr bool LINEAR = Config::buffers && !Config::bias && !ACTIVATES;
 #pragma unroll
         for (int j = 0; j < STAGED_UNITS; j++) {
@@ -200,7 +199,7 @@ struct SplitEpilogue {
         }
         return largest;
     }
-    // Eight rows through the warp's buffers to y, `to` of this lane's unit of the first row.
+    // Store eight rows through the warp's buffers to y; `to` is this lane's unit of the first row.
     __device__ __forceinline__ void store_rows(Staging &own, int half, const Words &words, uint4 *to,
                                                const bool (&exists)[PASSES], bool unit_exists, int unit, int unit_row,
                                                int row, int t) const {
@@ -233,7 +232,7 @@ struct SplitEpilogue {
         named_barrier(1 + consumer, 128);
         const int first_image = own.pixels[0].image;
         bool finite = true;
-        unsigned most = 0;  // magnitude of the first image
+        unsigned most = 0;  // largest magnitude of the first image
 #pragma unroll
         for (int block = 0; block < M_BLOCKS; block++) {
             const OutputPixel *const rows = own.pixels + 64 * block + 16 * warp;
@@ -312,7 +311,7 @@ struct SplitEpilogue {
         if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) params.record_max(own.pixels[0].image, own.largest);
     }
 
-    // At the end: shared memory stays until the TMA unit has read it.
+    // Keep the block's shared memory until the TMA unit has read it.
     static __device__ __forceinline__ void end() {
         if (Config::buffers) bulk_store_wait_read();
     }
@@ -330,8 +329,9 @@ struct SplitEpilogue {
         const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
         return __float_as_uint(multiply(from_fp16(both + (both && both < 0x7c00)), inverse));
     }
-    // Record the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others,
-    // and atomic operations on one address in device memory take turns.
+    // Record the largest magnitude of each image of a warp's pixels, except the tile's first image. Few pixels belong
+    // to other images; the first image's maximum is combined in shared memory, because atomic operations on one address
+    // in device memory are serialized.
     __device__ __forceinline__ void record_other_maxima(int first_image, const OutputPixel (&pixels)[2],
                                                 const unsigned (&bits)[2]) const {
         const int last = int(__reduce_max_sync(~0u, unsigned(max(pixels[0].image, pixels[1].image) + 2))) - 2;

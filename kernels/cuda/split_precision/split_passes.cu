@@ -1,21 +1,21 @@
-// split_passes: what stands between convolutions whose activations stay split (split_arrays.cuh): pooling, depthwise
-// convolution, a factor and a number per channel, Concat; and conversions from and to float32 in NCHW.
+// split_passes: the layers between convolutions whose activations stay split (split_arrays.cuh): pooling, depthwise
+// convolution, a factor and an offset per channel, Concat; and conversions from and to float32 in NCHW.
 //
 // A thread computes eight channels of one output pixel, 16 bytes of each component; neighbouring threads have
 // neighbouring channels. Memory bandwidth limits all of them: pooling and depthwise convolution with 3 x 3 windows have
-// some two FLOP per byte, the others less than one. The exponent of y follows from a limit of its values: inputs'
-// magnitudes for a maximum, a mean and Concat, and for the others two numbers, `limits`, of the parameters: the most that
-// y is per largest |x|, and the most that is added.
+// some two FLOP per byte, the others less than one. The exponent of y follows from an upper limit of |y|. For a
+// maximum, a mean and Concat, it is the largest magnitude of the inputs; for a sum, that times the elements of a
+// window; for a depthwise convolution, `limits` has the largest |y| per largest |x|, and the largest |bias|.
 //
-// The macro of a kernel's name has it compiled; ACTIVATION(v) follows. Config: components; channels; the input's height
-// and width, the output's output_height and output_width; window_height, window_width, stride_..., pad_...; maximum,
-// mean, count_pad, as in Pooling; inputs and end_0 to end_3, the channels up to each input's end; unfolded_channels, of
-// an unfolded pixel, and unfolded_rows, of a thread.
+// A macro with a kernel's name selects the kernel to compile; ACTIVATION(v) comes last. Config: components; channels;
+// the input's height and width, the output's output_height and output_width; window_height, window_width, stride_...,
+// pad_...; maximum, mean, count_pad, as in Pooling; inputs and end_0 to end_3, the channels up to each input's end;
+// unfolded_channels, of an unfolded pixel, and unfolded_rows, of a thread.
 
 constexpr int C = Config::channels, UNITS = (C + 7) / 8;  // of a pixel
 constexpr int OUTPUT_AREA = Config::output_height * Config::output_width, AREA = Config::height * Config::width;
 
-// The output unit of this thread: 32 bits count them.
+// The output unit of this thread; 32 bits count the units of y.
 struct Unit {
     unsigned index;
     int unit, pixel, image;
@@ -30,7 +30,7 @@ struct Unit {
     }
 };
 
-// The taps of a window that lie inside the image: tap(number of the tap, unit in x).
+// Call tap(index of the tap, index of its unit in x) for each tap of a window that lies inside the image.
 template <typename Tap>
 __device__ __forceinline__ void for_each_tap(const Unit &out, const Tap &tap) {
     const int top = out.pixel / Config::output_width * Config::stride_height - Config::pad_height;
@@ -53,7 +53,7 @@ __device__ __forceinline__ float larger(float maximum, float v) {
     return !(v <= maximum) && maximum == maximum ? v : maximum;
 }
 
-// Maximum, mean or sum of the windows.
+// y is the maximum, mean or sum of each window of x.
 extern "C" __global__ void __launch_bounds__(256)
     pool_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, uint4 *__restrict__ y,
                ImageScale *__restrict__ y_scales, int images) {
@@ -82,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 
 #ifdef DEPTHWISE_SPLIT
-// Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation. With windows
-// of one pixel it multiplies each channel by a factor and adds a number.
+// Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation. With
+// windows of one pixel it multiplies each channel by a factor and adds a number.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ w,
                     const float4 *__restrict__ bias, const float *__restrict__ limits, uint4 *__restrict__ y,
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 
 #ifdef CONCAT_SPLIT
-// Up to four inputs along their channels, multiples of eight of each.
+// Join up to four inputs along their channels; each input has a multiple of eight.
 extern "C" __global__ void __launch_bounds__(256)
     concat_split(const uint4 *__restrict__ x0, const uint4 *__restrict__ x1, const uint4 *__restrict__ x2,
                  const uint4 *__restrict__ x3, const ImageScale *__restrict__ scales0,
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 
 #ifdef UNFOLD_COLUMNS
-// The largest magnitude of each float32 image, into scales that are zero before.
+// Find the largest magnitude of each float32 image. The caller zeroes y_scales.
 extern "C" __global__ void __launch_bounds__(256)
     largest_of_images(const float *__restrict__ x, ImageScale *__restrict__ y_scales, int images) {
     constexpr long long IMAGE = (long long)C * AREA;
@@ -151,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x % 32 == 0) atomicMax(&y_scales[blockIdx.y].largest, largest);
 }
 
-// float32 images of few channels, (B, C, H, W), to split ones whose pixels have the columns of a window as channels: of
-// pixel (row, column), channel q C + c is x[c][row][column stride - pad + q], and those beyond are zero. A convolution
-// of it has one column. A thread turns a unit of several rows. The last images come first: L2 has them from
-// largest_of_images, and then the first ones for the convolution.
+// Convert float32 images (B, C, H, W) of few channels to split images whose pixels have the columns of a window as
+// channels: channel q C + c of pixel (row, column) is x[c][row][column stride - pad + q], and further channels are
+// zero. The filters of a convolution of y have one column. A thread converts one unit in several rows. The last images
+// come first: L2 still has them from largest_of_images, and then has the first images for the convolution.
 extern "C" __global__ void __launch_bounds__(256)
     unfold_columns(const float *__restrict__ x, uint4 *__restrict__ y, ImageScale *__restrict__ y_scales, int images) {
     constexpr int UNFOLDED = Config::unfolded_channels / 8, ROWS = Config::unfolded_rows;
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 
 #ifdef JOIN_IMAGES
-// Split activations to float32 in NCHW: a block turns 64 channels of 32 pixels.
+// Convert split activations to float32 in NCHW; a block transposes 64 channels of 32 pixels.
 extern "C" __global__ void __launch_bounds__(256)
     join_images(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, float *__restrict__ y, int images) {
     __shared__ float tile[32][65];

@@ -10,15 +10,15 @@ struct alignas(64) TensorMap {
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// The box at these coordinates, the innermost first.
+// Load the box at these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void *to, const TensorMap &map, Barrier *barrier, int i, int j, int k) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5}], [%2];"
         ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)), "r"(i), "r"(j), "r"(k) : "memory");
 }
-// Pixels of NHWC images in im2col order, from the window that begins at `column` and `row` of `image` on, all moved by
-// the tap's offset. EVICT_FIRST: from L2, when they have been read.
+// Load pixels of NHWC images in im2col order, from the window that begins at `column` and `row` of `image` on, all
+// moved by the tap's offset. EVICT_FIRST: L2 evicts the pixels before other lines.
 template <bool EVICT_FIRST = false>
 __device__ __forceinline__ void tma_load_im2col(void *to, const TensorMap &map, Barrier *barrier, int channel,
                                                 int column, int row, int image, int tap_column, int tap_row) {
@@ -36,8 +36,8 @@ __device__ __forceinline__ void tma_load_im2col(void *to, const TensorMap &map, 
             ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)), "r"(channel), "r"(column), "r"(row),
               "r"(image), "h"((short)tap_column), "h"((short)tap_row) : "memory");
 }
-// Store a box from shared memory at these coordinates, the innermost first; bulk_store_commit and its waits serve it too.
-// EVICT_LAST: L2 keeps it longer than other lines.
+// Store a box from shared memory at these coordinates, the innermost first; bulk_store_commit and its waits apply to
+// it. EVICT_LAST: L2 keeps it longer than other lines.
 template <bool EVICT_LAST = false>
 __device__ __forceinline__ void tma_store(const TensorMap &map, const void *from, int i, int j, int k) {
     if (EVICT_LAST)

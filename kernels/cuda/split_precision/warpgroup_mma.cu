@@ -13,7 +13,7 @@
 // split.cuh is the w_low sum plus the x_low sum.
 //
 // A position is a vertical run of neighbouring outputs in one output column: OUTPUT_ROWS of them, each with
-// accumulators of its own, or filter_shifts of them, each with a GEMM column of its own. The words of input row p serve
+// separate accumulators, or filter_shifts of them, each with a separate GEMM column. The words of input row p serve
 // output row r with filter row p - r, so they are read once for up to OUTPUT_ROWS products:
 //
 //     input row 0    filter row 0 -> output row 0
@@ -36,7 +36,7 @@
 // per tile, and y once. The course's last layer (12 x 33 x 33, 24 filters of 7 x 7) has 168 FLOP per byte; an H200
 // balances at 69, a third of its fp16 rate over its memory's. What limits it: shared memory and tensor cores together,
 // and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps
-// (_candidate_tiles.py), which the compiler writes out. See "Asynchronous warpgroup level matrix instructions" in the
+// (_candidate_tiles.py), which the compiler unrolls. See "Asynchronous warpgroup level matrix instructions" in the
 // PTX ISA, and CUTLASS's persistent cooperative kernels.
 
 constexpr int WARPGROUPS = MATH_WARPS / 4;
@@ -58,8 +58,8 @@ struct Accumulators {
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
     // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of
-    // row 0: if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the other
-    // rows did not, it would serialize all products for want of registers (C7512).
+    // row 0: if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the
+    // other rows did not, it would serialize all products for want of registers (C7512).
     __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int row_step,
                                                    bool overwrite) {
         wgmma_fence();
@@ -95,7 +95,7 @@ struct Accumulators {
         }
     }
 
-    // Value v of column tile n and output row r, but for the scales.
+    // Value v of column tile n and output row r, not yet rescaled.
     __device__ __forceinline__ float total(int r, int n, int v) const {
         const int at = 4 * n + v, at_low = (COMPONENTS - 1) * COMPONENT_SUMS + at;
         float sum = with_x_high[r][at];
@@ -158,10 +158,10 @@ struct StagedOutput {
 // ---- Main loop: all k-steps of a unit, from the words at `words` and the filters at `b`. The last products may still
 // be running on exit. While the products of one fragment are added, the next fragment is loaded.
 //
-// The k-steps are written out. Half k-steps whose four words lie alike share an address register per pattern:
-// HALF_STEPS has, per half, the offset of its first word and its pattern; PATTERN_EXAMPLES has a half with each
-// pattern. With two fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for
-// it.
+// The loop over k-steps is unrolled. A pattern is the relative offsets of the four words of half a k-step; halves with
+// the same pattern share an address register. HALF_STEPS has the offset of the first word and the pattern of each half;
+// PATTERN_EXAMPLES has one half per pattern. With a prefetch distance of two fragments OUTPUT_ROWS 2 is faster, but
+// OUTPUT_ROWS 3, which gains more, has too few registers for that.
 constexpr int PATTERNS = Config::address_patterns > 0 ? Config::address_patterns : 1;
 __device__ __forceinline__ void main_loop(Accumulators &accumulators, const FirstWords &words, const int2 *taps,
                                           Descriptor b, const StagedOutput &output) {
@@ -204,7 +204,7 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
             if (now < STORES) outgoing[i] = output.read(now);
         }
         wgmma_wait<1>();
-        // The wgmmas of k-step k - 1 have read their fragment until now: before, the compiler must not overwrite it.
+        // The wgmmas of k-step k - 1 have read their fragment; the compiler must not overwrite it before this point.
 #pragma unroll
         for (int i = 0; i < 4 * COMPONENTS && k > 0; i++) hide_from_compiler(fragments[(k + 1) % 2].a[i / 4][i % 4]);
         load(k + 1);
@@ -212,8 +212,9 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
     }
 }
 
-// ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
-// threads of the warpgroup have stored what lay there; a named barrier must follow before they read it.
+// ---- Epilogue, first half: rescale the sums and write them to the staging area. On entry all products are complete,
+// and all threads of the warpgroup have stored the staged outputs of the last unit. On exit a named barrier must follow
+// before they read the staging area.
 __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
                                              int exponent, int first_column_tile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
@@ -234,7 +235,7 @@ __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators
         }
 }
 
-// A warpgroup computes units of all tiles.
+// A warpgroup's loop over units of all tiles.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4;
     const int g = lane / 4;

@@ -12,9 +12,9 @@
 //
 // A block goes through its share of the images in steps of STEP_ROWS output rows. It finds the ranges of the step's
 // rows of x and y, splits them into words in shared memory, and multiplies, while the next step's rows are copied. A
-// word of x begins at every pixel, since taps begin at odd ones, too. A warp has M_TILES x N_TILES tiles of sums; SLICES
-// warps have the same tiles and divide the k-steps. partial_sums.cuh adds the slices of all blocks. Steps that cannot be
-// split are computed in float32.
+// word of x begins at every pixel, since taps begin at odd ones, too. A warp has M_TILES x N_TILES tiles of sums;
+// SLICES warps have the same tiles and divide the k-steps. partial_sums.cuh adds the slices of all blocks. Steps that
+// cannot be split are computed in float32.
 //
 // Arithmetic intensity: 2 C K L FLOP per element of y, 3 times; x and y are read once, with K - 1 more rows of x per
 // step. Tensor cores and the reads of shared memory limit it, or memory with one channel.
@@ -155,7 +155,7 @@ struct Sums {
             promoted[e / 4][e % 4] += multiply(multiply(cross[e / 4][e % 4] * (1.0f / 2048), scale), rest);
     }
 
-    // The same from the raw rows in float32, without rows of y that do not exist.
+    // Add the same products in float32 from the raw rows; rows of y that do not exist are skipped.
     __device__ __forceinline__ void add_in_float32(const float *x, const float *y, int rows) {
 #pragma unroll 1
         for (int e = 0; e < 4 * TILES; e++) {
@@ -185,7 +185,7 @@ weight_gradient(const float *__restrict__ x, const float *__restrict__ y, float 
     float *const x_raw = reinterpret_cast<float *>(memory), *const y_raw = x_raw + X_FLOATS;
     unsigned *const x_words = reinterpret_cast<unsigned *>(y_raw + Y_FLOATS), *const y_words = x_words + 2 * X_LOW;
     int *const offsets = reinterpret_cast<int *>(y_words + 2 * Y_LOW);  // [8 K_STEPS] bytes from a tap's first word to a pair's
-    // Pairs beyond the last, filters beyond the last, and the ends of raw arrays stay zeros.
+    // Pairs and filters beyond the last, and the ends of raw arrays, stay zero.
     for (int i = threadIdx.x; i < X_FLOATS + Y_FLOATS; i += THREADS) x_raw[i] = 0.0f;
     for (int i = threadIdx.x; i < 2 * Y_LOW; i += THREADS) y_words[i] = 0;
     for (int i = threadIdx.x; i < 8 * K_STEPS; i += THREADS)
@@ -207,7 +207,7 @@ weight_gradient(const float *__restrict__ x, const float *__restrict__ y, float 
 #pragma unroll 1
     for (long long step = begin; step < end; step++) {
         copy_async_wait();
-        __syncthreads();  // the raw rows are there, and no warp reads the words of the previous step
+        __syncthreads();  // the raw rows have arrived, and no warp reads the words of the previous step
         Range of_x = range_of<X_FLOATS>(x_raw), of_y = range_of<Y_FLOATS>(y_raw);
         if (threadIdx.x % 32 == 0) ranges[0][threadIdx.x / 32] = of_x, ranges[1][threadIdx.x / 32] = of_y;
         __syncthreads();
@@ -218,7 +218,7 @@ weight_gradient(const float *__restrict__ x, const float *__restrict__ y, float 
             sums.add_in_float32(x_raw, y_raw, min(STEP_ROWS, OH - int(step % STEPS_IN_IMAGE) * STEP_ROWS));
         else
             split_step(x_words, y_words, x_raw, y_raw, power_of_two(x_exponent), power_of_two(y_exponent));
-        __syncthreads();  // the words are there, and no warp reads the raw rows
+        __syncthreads();  // the words are complete, and no warp reads the raw rows
         load(step + 1);
         if (!in_float32) sums.multiply_step(x_words, y_words, offsets, x_exponent + y_exponent);
     }

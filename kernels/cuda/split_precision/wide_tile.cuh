@@ -1,5 +1,5 @@
-// What the split-precision kernels for wide layers share (general.cu, pointwise.cu, split_form.cu, dense.cu and
-// wide_weight_gradient.cu): the filters, the pipeline's barriers, the matrix products and the epilogue.
+// wide_tile: code that the split-precision kernels for wide layers share (general.cu, pointwise.cu, split_form.cu,
+// dense.cu and wide_weight_gradient.cu): the filters, the pipeline's barriers, the matrix products and the epilogue.
 //
 //     producer --full--> stage 0 | 1 | ... --wgmma--> sums in registers --epilogue--> shared memory --> y
 //              <-empty--                consumers
@@ -28,8 +28,8 @@ static_assert(Config::stages >= 2, "a consumer waits for the next stage before i
 static_assert(Config::tile_pixels % (64 * CONSUMERS_PER_TILE) == 0, "consumers share the pixels of a tile");
 static_assert(!Config::ping_pong || Config::consumers <= 4, "Pipeline has four barriers for turns");
 
-// The offset of a filter's pair of channels for dense.cu: [64 channels][filter][pair]. Of 16 pairs, lane t of four
-// multiplies 4 t to 4 t + 3, which lie at offsets t, t + 4, t + 8 and t + 12.
+// The index of a filter's pair of channels for dense.cu: [64 channels][filter][pair]. Of 16 pairs, lane t of four
+// multiplies 4 t to 4 t + 3; these are stored at t, t + 4, t + 8 and t + 12.
 __device__ __forceinline__ long long dense_pair(int filter, int pair) {
     return (pair / 32 * (long long)M + filter) * 32 + pair % 32 / 16 * 16 + pair % 4 * 4 + pair % 16 / 4;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ long long dense_pair(int filter, int pair) {
 extern "C" __global__ void __launch_bounds__(256)
     split_filters(const float *__restrict__ w, unsigned *__restrict__ split, int *__restrict__ exponents,
                   int *__restrict__ listed, int images) {
-    // The list of images to recompute: their number, their indices, and a mark for each image that is in it.
+    // Empty the list of images to recompute: their number, their indices, and a flag per image, set if it is listed.
     if (blockIdx.x == 0 && threadIdx.x == 0) listed[0] = 0;
     for (int i = blockIdx.x * 256 + threadIdx.x; i < images; i += gridDim.x * 256) listed[1 + images + i] = 0;
     const int filter = blockIdx.x;
@@ -61,9 +61,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Convert: a block turns 64 channels of 64 pixels of an image to [component][image][pixel][channel]. CHANNELS: of a
-// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known
-// when all threads have loaded.
+// Convert: a block transposes 64 channels of 64 pixels of an image to [component][image][pixel][channel]. CHANNELS is a
+// pixel's number of channels, a multiple of eight. load(channel, pixel) returns a value, or 0 outside the image;
+// scale(c) returns the scale of the block's channel c, and is called only after all threads have loaded.
 template <int CHANNELS, int PIXELS, typename Load, typename Scale>
 __device__ __forceinline__ void split_block(uint4 *split, int images, const Load &load, const Scale &scale) {
     __shared__ float tile[64][65];
@@ -104,10 +104,10 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
     return matrix_descriptor(address, Config::reduction_outermost ? 64 * ROW_BYTES : 16, 8 * ROW_BYTES) | SWIZZLE << 62;
 }
 
-// The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
-// components of its pixels and then of its filters, unless all of those are resident behind the stages; staged outputs;
-// a full and an empty barrier per stage; one for resident filters; four that order the main loops of ping-pong
-// consumers (CUTLASS's OrderedSequenceBarrier); then what the kernel's epilogue keeps.
+// The pipeline in shared memory, in this order: the stages, aligned to 1024 bytes as the swizzle requires, each with
+// the components of its pixels and then of its filters; resident filters, if the stages have none; staged outputs; a
+// full and an empty barrier per stage; a barrier for resident filters; four that order the main loops of ping-pong
+// consumers (CUTLASS's OrderedSequenceBarrier); the epilogue's storage.
 struct Pipeline {
     unsigned char *stages, *outputs;
     Barrier *full, *empty, *resident, *turns;
@@ -120,7 +120,7 @@ struct Pipeline {
           resident(empty + Config::stages), turns(resident + 1),
           epilogue_storage(reinterpret_cast<float *>(resident + (Config::ping_pong ? 6 : 2))) {}
 
-    // All threads; `arrivals` complete a full barrier, `releases` of each consumer an empty one.
+    // All threads call this. A full barrier completes after `arrivals`, an empty one after `releases` of each consumer.
     __device__ __forceinline__ void init(int arrivals, int releases = 1) const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < Config::stages; i++)
@@ -132,7 +132,7 @@ struct Pipeline {
         __syncthreads();
     }
     __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
-    // The filters of a stage; resident: those of this step.
+    // The filters of a stage or, if filters are resident, of a step.
     __device__ __forceinline__ unsigned char *filters(int stage, int step) const {
         return Config::resident ? stages + Config::stages * STAGE_BYTES + step * COMPONENTS * FILTER_BYTES
                                 : pixels(stage) + COMPONENTS * PIXEL_BYTES;
@@ -161,15 +161,15 @@ __device__ __forceinline__ int tiles_of(int images) {
     return (images * OUTPUT_AREA + Config::tile_pixels - 1) / Config::tile_pixels * FILTER_TILES;
 }
 
-// One thread: load the filters of a tile, channels c to c + stage_channels of their group. Channels beyond the last
-// read as zero, and so make the products with what pixels have there, another group's channels, zero.
+// One thread loads the filters of a tile, channels c to c + stage_channels of their group. Channels beyond the last
+// read as zero, so the pixels' channels there, which are another group's, add nothing.
 __device__ __forceinline__ void load_filters(unsigned char *to, Barrier *barrier, const TensorMap &high,
                                              const TensorMap &low, int c, int tap, int filter) {
     tma_load(to, high, barrier, c, tap, filter);
     if (COMPONENTS == 2) tma_load(to + FILTER_BYTES, low, barrier, c, tap, filter);
 }
 
-// The sums of a consumer's pixels: of high by high since the last promotion, all before it, and of the other products.
+// A thread's sums: `high` by high products since the last promotion, those `promoted` before, and the `low` products.
 struct Accumulators {
     float high[SUMS], promoted[PROMOTES ? SUMS : 1], low[COMPONENTS == 2 ? SUMS : 1];
 
@@ -183,8 +183,8 @@ struct Accumulators {
     }
 };
 
-// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits. With `overwrite` the products replace
-// the sums of high by high and the low sums: zeros that a stage starts from make the compiler serialize its wgmmas.
+// Issue and commit the wgmmas of a consumer's share of one stage; the caller waits. With `overwrite` the products
+// replace the high and low sums: if a stage started from sums set to zero, the compiler would serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer, bool overwrite = K_TILES == 1) {
     constexpr int K_STEP = Config::reduction_outermost ? 16 * ROW_BYTES : 32;  // bytes of 16 products
@@ -251,7 +251,7 @@ struct FloatEpilogue {
     const int *w_exponents;
     float *y;
 
-    // What split_form.cu's epilogue does besides.
+    // Only split_form.cu's epilogue has work to do here.
     __device__ __forceinline__ void prepare(float *, const Tile &, int) const {}
     static __device__ __forceinline__ void end() {}
     __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,

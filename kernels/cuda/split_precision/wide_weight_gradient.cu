@@ -1,11 +1,11 @@
 // wide_weight_gradient: the gradient to w of a layer with many channels and filters, an implicit GEMM in split
-// precision by TMA and wgmma (sm_90a). Compiled behind the .cuh files of wide.SHARED_SOURCES.
+// precision by TMA and wgmma (sm_90a). Compiled after the .cuh files of wide.SHARED_SOURCES.
 //
 //     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i stride + p dilate - pad, ...]
 //
 // y: the gradient with respect to the outputs, (B, M, OH, OW); x: (B, C, H, W); w: (M, C, K, L); all float32.
 //
-// Both operands are split into fp16 components and turned to NHWC once, so a row of shared memory has 64 channels of
+// Both operands are split into fp16 components and converted to NHWC once, so a row of shared memory has 64 channels of
 // one pixel. Both operands are stored with the reduction index (the pixel) outermost; wgmma reads them through its
 // transpose flags.
 //
@@ -17,18 +17,19 @@
 //             pixels    [ x high | x low ]    [ y high | y low ]      in shared memory, rows swizzled
 //
 // The stages of all tiles are one sequence; each block takes an equal share of it (stream-K, Osama et al., PPoPP 2023).
-// A tile whose stages belong to several blocks has as many partial sums, which sum_tiles adds in a fixed order:
-// runs on GPUs with equally many multiprocessors agree in every bit.
+// A tile whose stages belong to several blocks has one partial sum per block. sum_tiles adds these in a fixed order, so
+// the result is bitwise equal on all GPUs with the same number of multiprocessors.
 //
 // Each channel of x and each filter of y is scaled by its own power of two, at most 2^120, so that its largest
 // magnitude lies in [2^14, 2^15). sum_tiles computes channels and filters with an infinity or a NaN in float64.
 //
 // Arithmetic intensity: 96 FLOP per byte from L2 with 128 x 128 sums, as in general.cu. L2 and splitting limit it.
-// Launches, for each chunk of the batch: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles, sum_tiles.
+// Launches, for each chunk of the batch: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles,
+// sum_tiles.
 //
 // Config beyond wide_tile.cuh's. tile_pixels: 64 per unit. x_parts, y_parts: blocks per channel in channel_ranges.
 // x_vector, y_vector: floats per load there. blocks: the grid of weight_gradient_tiles. low_stages: stages after which
-// the sums of low products are promoted. That of 64 channels of 56 x 56 and 64 filters of 3 x 3: consumers 3,
+// the sums of low products are promoted. Config for 64 channels of 56 x 56 and 64 filters of 3 x 3: consumers 3,
 // tile_filters 64, stages 3, blocks 132, x_parts and y_parts 32, x_vector and y_vector 4, low_stages 64.
 
 constexpr int STAGE_PIXELS = 64, BLOCK = 64, BLOCK_BYTES = STAGE_PIXELS * ROW_BYTES;  // 64 pixels of 64 channels
@@ -146,8 +147,8 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
     }
 }
 
-// partials: [block + tile][consumer's unit][channel][filter]. From one partial sum to the next in the sequence of stages,
-// the block, the tile or both grow, so no two of them have the same block + tile.
+// partials: [block + tile][consumer's unit][channel][filter]. Along the sequence of stages, each partial sum has a
+// larger block, a larger tile or both than the previous one, so no two have the same block + tile.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     weight_gradient_tiles(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                           const __grid_constant__ TensorMap y_high, const __grid_constant__ TensorMap y_low,
@@ -194,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // Compute one weight in float64, for a channel or filter that contains an infinity or a NaN. Padding counts as zeros.
 __device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
     double sum = 0;
-    // Rolled up: what many iterations at once would take of registers, all threads of sum_tiles would.
+    // Not unrolled: unrolled iterations need more registers, which all threads of sum_tiles would then have.
 #pragma unroll 1
     for (int image = 0; image < images; image++)
 #pragma unroll 1
