@@ -5,5 +5,5 @@ weight_gradient  weight gradients of layers with few channels and filters
 wide             the kernels for many channels; wide_weight_gradient their weight gradients
 split_form       convolutions between which activations stay split, NHWC
 dense            products of float32 matrices
-split_passes     pooling, depthwise convolution and other layers between those
+split_passes     pooling, depthwise convolution and other layers between split-form convolutions
 """

@@ -1,7 +1,7 @@
-"""The tile of a layer: that which the tuning table has, or the candidate that takes the least time by a roofline.
+"""The tile of a layer: the tuning table's entry, or the candidate with the least time predicted by a roofline.
 
 Candidates are all tiles whose sums fit the registers and whose stages fit shared memory. ``ece408-bench sweep``
-measures the first ones and writes the fastest into the table.
+measures the most promising ones and writes the fastest into the table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ece408_op.runtime.launch import Chip, ceil_div, even_shares, round_up
 from ._shared_memory_layout import NO_TAP, Stage
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
-#: The alignment in bytes of whole arrays, as far as kernels ask.
+#: The alignment in bytes of whole arrays; no kernel needs more.
 ALIGNED = 16
-#: How much longer a tile with accumulator promotion may take than one without it, for a long sum.
+#: For a long sum, the factor by which a tile with accumulator promotion may be slower than one without it.
 _PROMOTION_IS_WORTH = 1.09
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.
@@ -29,38 +29,38 @@ MOST_IMAGES, _MOST_POSITIONS = 16, 4096
 _MOST_FILTERS = 100 * 1024
 #: The share of shared memory that wgmma's filters may take.
 _MOST_SHARE = 0.7
-#: Registers of a thread for words of positions that stay there; by math warps of a block, those for sums and filters,
-#: with two registers per sum, and with the three that accumulator promotion needs.
+#: Registers per thread for position words that stay in registers. Registers per thread for sums and filters, by the
+#: block's number of math warps: with two registers per sum, and with the three that accumulator promotion needs.
 _KEPT_REGISTERS = 64
 _SUM_REGISTERS, _PROMOTED_SUM_REGISTERS = {8: 100, 12: 72}, {8: 104, 12: 72}
-#: K-steps between promotions, a multiple of the two and of the three that loops take at a time; sums of fewer k-steps
-#: than LONG_SUM gain little from promotion.
+#: K-steps between promotions: a multiple of two and three, because loops take two or three k-steps per iteration. Sums
+#: of fewer k-steps than LONG_SUM gain little from promotion.
 _PROMOTION_INTERVAL, LONG_SUM = 6, 9
-#: Where filters stay in registers: registers for them, of 128 per thread, and the most column tiles.
+#: If filters stay in registers: the most registers for them, of 128 per thread, and the most column tiles.
 _MOST_KEPT, _MOST_TILES = 88, 4
-#: ``warpgroup_mma.cu``: warpgroups; {registers per thread: of those, kept free of sums and fragments}; the most column
-#: tiles x output rows whose sums fit with promotion. With fewer free registers the compiler spills, or serializes
-#: wgmmas.
+#: ``warpgroup_mma.cu``: warpgroups; {registers per thread: how many of them hold neither sums nor fragments}; the most
+#: column tiles x output rows whose sums fit with promotion. With fewer free registers the compiler spills, or
+#: serializes wgmmas.
 _WARPGROUPS, _WARPGROUP_REGISTERS, _PROMOTED_TILES = 3, {144: 44, 152: 28}, 6
 #: The same with fewer warpgroups, for sums that should be promoted but do not fit: the most output rows; warpgroups;
 #: registers per thread; the most column tiles x output rows.
 _FEW_ROWS, _FEW_WARPGROUPS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
-#: Of ``implicit_gemm.cu``: warpgroups; producer warps, with the registers of a math thread; registers to leave besides
-#: sums and filters; the most positions per instruction.
+#: ``implicit_gemm.cu``: warpgroups; {producer warps: registers of a math thread}; registers of a thread that hold
+#: neither sums nor filters; the most positions per instruction.
 _IMPLICIT_WARPGROUPS, _IMPLICIT_PRODUCERS, _IMPLICIT_OTHERS, _MOST_WGMMA_N = 2, {8: 200, 4: 216}, 32, 184
 #: The most k-steps of implicit_gemm, which does not promote: on uniform positive data, sums of 14 err by up to twice as
 #: much as cuDNN's on the same layer, sums of 21 by up to 2.8 times.
 _MOST_UNPROMOTED = 14
 #: ``warpgroup_mma.cu``: the fewest words of a filter row for which k-steps go row by row; the most k-steps where they
-#: do not; the most k-steps that the compiler writes out.
+#: do not; the most k-steps that the compiler unrolls.
 _LEAST_ROW, _MOST_STEPS, _MOST_WRITTEN = 7, 24, 104
 
-#: What a candidate has besides the layer and the components.
+#: A candidate's fields of Tile, without the layer and the components.
 _Fields = dict[str, Any]
 
 
 def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
-    """Return the floats per copy of input rows: all copies start at multiples of them."""
+    """Return the floats per copy of input rows, such that every copy is aligned to its size."""
     starts = [problem.height * problem.width, rows * problem.width, problem.width, problem.pad[0] * problem.width]
     if rows >= problem.output_height:
         starts = [problem.channels * problem.height * problem.width]
@@ -68,7 +68,10 @@ def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
 
 
 def _cuts(problem: ConvProblem, rows: int, aligned: int) -> Iterator[_Fields]:
-    """Yield images and lines of tiles: several images, one, then bands of one; a position has ``rows`` output rows."""
+    """Yield the images and lines of tiles: several images, one image, bands of an image.
+
+    A position has ``rows`` output rows.
+    """
     lines = ceil_div(problem.output_height, rows)
     cuts = [(n, lines) for n in (16, 12, 8, 6, 5, 4, 3, 2) if n * lines * problem.output_width <= _MOST_POSITIONS]
     bands = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -89,7 +92,7 @@ def _regions(problem: ConvProblem, chip: Chip, rows: int, aligned: int, componen
 
 
 def _words(problem: ConvProblem, cut: _Fields, step: int = 1, shifts: int = 1, by_row: int = 0) -> _Fields:
-    """Return what a tile's layout depends on, the smallest strides, and taps: ``_laid_out`` replaces both."""
+    """Return a tile's ``stage``, its smallest strides and empty taps; ``_laid_out`` replaces strides and taps."""
     columns, width = ceil_div(problem.output_width, step), ceil_div(problem.width + 2 * problem.pad[1], step)
     height = shifts * max(1, by_row) * cut["tile_lines"] + problem.kernel - 1
     stage = Stage(problem.channels, problem.kernel, columns, width, height, step, shifts, by_row)
@@ -133,7 +136,7 @@ def _one_channel(problem: ConvProblem, chip: Chip, aligned: int, components: int
 
 
 def _even_groups(tiles: int, most: int) -> int:
-    """Return the column tiles per group of as few groups as have at most ``most``; 0 where that is less than one."""
+    """Return the column tiles per group, for the fewest groups of at most ``most`` tiles; 0 if ``most`` is below 1."""
     return ceil_div(tiles, ceil_div(tiles, most)) if most > 0 else 0
 
 
@@ -158,7 +161,7 @@ def _mma_sync(problem: ConvProblem, chip: Chip, aligned: int, components: int) -
 
 
 def _group_tiles(tiles: int, rows: int, components: int, registers: int) -> int:
-    """Return the column tiles per group, of as few groups as have registers for their sums; 0 if none."""
+    """Return the column tiles per group, for the fewest groups whose sums fit the registers; 0 if no group's do."""
     free = registers - 8 * components - _WARPGROUP_REGISTERS[registers]
     return _even_groups(tiles, min(free // ((12 if components == 2 else 4) * rows), 32 // components))
 
@@ -166,7 +169,7 @@ def _group_tiles(tiles: int, rows: int, components: int, registers: int) -> int:
 def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int, int, int] | None:
     """Return the promotion interval, warpgroups and registers for ``each`` column tiles of ``rows`` output rows.
 
-    None where sums should be promoted and no number of warpgroups has the registers.
+    None if sums should be promoted but do not fit the registers with any number of warpgroups.
     """
     if interval == 0 or rows * each <= _PROMOTED_TILES:
         return interval, _WARPGROUPS, registers
@@ -176,7 +179,7 @@ def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int
 
 
 def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
-    """Yield every tile of ``warpgroup_mma.cu``, those included that nearly fit."""
+    """Yield every tile of ``warpgroup_mma.cu``, including tiles that do not quite fit shared memory."""
     row_words = problem.channels // 2 * problem.kernel + problem.channels % 2 * ceil_div(problem.kernel, 2)
     ways = [(1, rows) for rows in (1, 2, 3, 4) if row_words >= _LEAST_ROW]
     ways += [(shifts, 0) for shifts in ((1, 2, 4) if problem.channels <= 3 else (1,))]
@@ -193,7 +196,7 @@ def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) 
                 continue
             # Producers that copy rows need more registers.
             most = [r for r in _WARPGROUP_REGISTERS if region["input_from_global"] or r == min(_WARPGROUP_REGISTERS)]
-            # As few blocks as have shared memory for their filters.
+            # The fewest filter blocks whose filters fit shared memory.
             most_tiles = int(chip.shared_bytes * _MOST_SHARE) // (k_steps * 256 * components)
             for blocks in range(ceil_div(tiles, most_tiles), tiles + 1) if most_tiles else ():
                 own = ceil_div(tiles, blocks)
@@ -227,7 +230,7 @@ def _implicit_gemm(problem: ConvProblem, chip: Chip, aligned: int, components: i
             continue
         for cut in _cuts(problem, rows, aligned):
             images, lines = cut["tile_images"], cut["tile_lines"]
-            # At least two pieces: with one tile per warpgroup none would be left to load.
+            # At least two pieces per tile: with one, the warpgroups would hold both stages, and none could be filled.
             strips = ceil_div(columns, 8)
             pieces_down = max(ceil_div(8 * lines, min(most, _MOST_WGMMA_N)), 2 if images * strips == 1 else 1)
             wgmma_n = 8 * ceil_div(lines, pieces_down)
@@ -260,7 +263,7 @@ def kernel_name(kind: type[Tile], components: int) -> str:
 
 
 def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[Tile]:
-    """Yield the tiles for arrays at multiples of ``aligned`` bytes that fit shared memory, the most promising first."""
+    """Yield the tiles that fit shared memory, the most promising first, for arrays aligned to ``aligned`` bytes."""
     recorded = tuning.recorded_tile(kernel_name(kind, components), layer, chip)
     ranked: Callable[..., list[Tile]] = _ranked  # mypy takes the hash of the class for that of its instances
     tiles = ranked(kind, layer, chip, aligned, components, tuple(recorded.items()))
@@ -286,10 +289,10 @@ def _ranked(
 
 
 def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
-    """Return the tile of a call whose arrays all lie at multiples of ``aligned`` bytes; None where none fits.
+    """Return the tile of a call whose arrays are aligned to ``aligned`` bytes; None if no tile fits.
 
-    It does not depend on the batch. Wide stores want other strides, which may not fit: then the tile for unaligned
-    arrays serves.
+    The tile does not depend on the batch. Wide stores need other strides. If those do not fit, this is the tile for
+    arrays that are aligned to 4 bytes.
     """
     layer = layer.with_batch(MOST_IMAGES)  # one tile, one binary, for every batch
     found = (next(candidates(kind, layer, chip, each, components), None) for each in (aligned, 4))
@@ -298,7 +301,7 @@ def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, com
 
 @lru_cache(maxsize=256)
 def _laid_out(tile: Tile, chip: Chip) -> Tile | None:
-    """Return the tile with the strides and taps that cause the fewest bank conflicts, of those that fit, if any do."""
+    """Return the tile with the strides and taps that fit and cause the fewest bank conflicts; None if none fit."""
     if tile.stage is None:
         return tile
     layouts = tile.stage.layouts()

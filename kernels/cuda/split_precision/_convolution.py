@@ -1,4 +1,4 @@
-"""The convolution that a kernel of the family computes; CUDA sources read its fields as ``Config::name``."""
+"""The convolution that a split-precision kernel computes; CUDA sources read its fields as ``Config::name``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ece408_op.problem import ConvProblem, DataGradient
 from ece408_op.runtime.launch import Pair, round_up
 
-#: TMA's multiple of the channels of a pixel; pixels of all images of a launch: 32 bits count them, rounded up to tiles.
+#: TMA needs a multiple of 8 channels per pixel. The most pixels of a launch: 32 bits count them, rounded up to tiles.
 _TMA_CHANNELS, _MOST_PIXELS = 8, 2**31 - 2**8
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The convolution that the kernels compute: that of the problem or, for a data gradient, that of y.
+    """The convolution that the kernels compute: the problem's or, for a data gradient, a convolution of y.
 
     The data gradient of a convolution of stride 1 is a convolution of y with padding dilate (K - 1) - pad, in which
     channels and filters change places and the filters' rows and columns are reversed.

@@ -14,18 +14,18 @@ from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 from ._shared_memory_layout import Stage, Tap
 from ._wgmma import wgmma_macro
 
-#: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
+#: Bytes of shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
 #: Floats from one GEMM column to the next in the output buffer of ``warpgroup_mma.cu``, which has the same number.
 _STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
 #: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
-#: bytes that producers load and that they split; milliseconds of a tile, whatever its size.
+#: bytes that producers load, bytes that they split. The fixed milliseconds per tile.
 _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
-#: How much longer loads take without staging where a tile has a part of an image: its runs are short.
+#: The factor by which loads are slower without staging if a tile is a part of an image: its contiguous runs are short.
 _SHORT_RUNS = 5
-#: What sources do not read: no numbers, and what only tiles, launches and predictions follow from.
+#: Public names that are not in the sources' Config: they are no numbers, or only this package reads them.
 _NOT_IN_CONFIG = {
     *("layer", "stage", "taps", "config", "defines", "choices", "name", "summary", "sources", "features"),
     *("milliseconds", "threads", "positions"),
@@ -38,8 +38,9 @@ _NOT_IN_CONFIG = {
 class Tile:
     """A block's share of a layer, as a GEMM: positions of the outputs times GEMM columns, over C K K products.
 
-    A position is ``position_rows`` x ``position_columns`` outputs. A filter has ``filter_shifts`` GEMM columns, for
-    outputs that neighbour one another. Eight columns are a column tile; a unit of work takes a group of column tiles.
+    A position is ``position_rows`` x ``position_columns`` outputs. A filter has ``filter_shifts`` GEMM columns, one for
+    each of several neighbouring outputs. Eight columns are a column tile; a unit of work is some positions times a
+    group of column tiles.
     """
 
     layer: ConvProblem
@@ -55,12 +56,12 @@ class Tile:
     producer_warps: int = 4
     filters_in_shared: bool = True
     input_from_global: bool = False  # producers read global memory twice instead of staging the input
-    # Of some kernels alone.
-    m_tiles: int = 1  # 16 positions each, which a warp multiplies at once
+    # Only some kernels use the following fields.
+    m_tiles: int = 1  # groups of 16 positions that a warp multiplies at once
     filter_shifts: int = 1
-    row_accumulators: int = 1  # output rows with accumulators of their own, which share the words of their input rows
-    stage: Stage | None = None  # what strides and taps were chosen for
-    filter_blocks: int = 1  # blocks among which the filters are divided, where those of one do not fit
+    row_accumulators: int = 1  # output rows with separate accumulators, which share the words of their input rows
+    stage: Stage | None = None  # the sizes for which strides and taps were chosen
+    filter_blocks: int = 1  # blocks among which the filters are divided, if one block cannot hold them all
     consumer_registers: int = 0  # per thread of a math warp; producers get the rest
     promotion_interval: int = 0  # k-steps after which accumulators are promoted; 0: never
     filters_in_registers: bool = False
@@ -72,7 +73,7 @@ class Tile:
     summary: ClassVar[str]
     sources: ClassVar[tuple[str, str]]  # its CUDA files
     features: ClassVar[frozenset[str]] = frozenset()  # what it supports beyond the plain convolution
-    #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
+    #: The fields in which a layer's candidates differ; the tuning table has their values for the fastest candidate.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
     wgmma = one_channel = implicit_gemm = False
     position_columns, input_buffers = 1, 1
@@ -81,16 +82,16 @@ class Tile:
 
     @property
     def config(self) -> dict[str, bool | int | float]:
-        """The sources' ``struct Config``: every public number of the tile but those that only this package reads."""
+        """The sources' ``struct Config``: the tile's public numbers, except those that only this package reads."""
         names = {name for name in dir(self) if name[0] != "_"} - _NOT_IN_CONFIG
         return {name: getattr(self, name) for name in sorted(names)}
 
     @property
     def defines(self) -> dict[str, int | str]:
-        """The constants that are no numbers."""
+        """The sources' macros: constants that are not numbers."""
         return {"TAP_TABLE": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in self.taps)}
 
-    # Numbers that follow from the others.
+    # Derived numbers.
     k_steps = property(lambda self: len(self.taps) // 8)
     threads = property(lambda self: 32 * (self.math_warps + self.producer_warps))
 
@@ -115,11 +116,11 @@ class Tile:
     padded_tiles = property(lambda self: self.column_groups * self.group_tiles * self.filter_blocks)
     # Bytes of all split filters.
     filter_bytes = property(lambda self: self.k_steps * self.padded_tiles * 32 * 8 * self.components)
-    # Words of a block's split filters, as far as they may lie in shared memory.
+    # Words of a block's split filters that may be in shared memory.
     filter_words = property(lambda self: self.filter_bytes // self.filter_blocks // ITEM_BYTES)
     # Tiles that an image is cut into; 1 where a tile is one image or several.
     tiles_per_image = property(lambda self: ceil_div(self.layer.output_height, self.position_rows * self.tile_lines))
-    # Rows of an image of a stage, and those of them that are not padding.
+    # Rows of an image in a stage; those of them that are not padding.
     stage_rows = property(lambda self: self.position_rows * self.tile_lines + self.layer.kernel - 1)
     input_rows = property(lambda self: min(self.layer.height, self.stage_rows))
     # Floats of a tile's input.
@@ -127,26 +128,26 @@ class Tile:
     planes = property(lambda self: ceil_div(self.layer.channels, 2))
     # Words of one pipeline stage.
     stage_words = property(lambda self: self.components * self.tile_images * self.planes * self.plane_stride)
-    # Positions that a math warp, with wgmma a warpgroup, multiplies at a time.
+    # Positions that a math warp (with wgmma, a warpgroup) multiplies at a time.
     unit_positions = property(lambda self: 64)
     # Units of work of a tile: some positions times a column group.
     units = property(lambda self: ceil_div(self.positions, self.unit_positions) * self.column_groups)
 
     @property
     def milliseconds(self) -> float:
-        """The time per image on an H200: of math warps or of producers, whichever take longer.
+        """The predicted time per image on an H200: that of the math warps or the producers, whichever take longer.
 
-        It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
+        The model ignores latencies and bank conflicts. Only ratios matter: ``core.tuning`` scales the time.
         """
         columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
         positions = self.units // self.column_groups * self.unit_positions
         flops = 2 * 16 * self.k_steps * columns * positions * (2 * self.components - 1)
-        # Math warps have units of two tiles at a time.
+        # Math warps can work on the units of two tiles at a time.
         workers = self.math_warps // 4 if self.wgmma else self.math_warps
         multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
         slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1
         producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
-        # A norm between the sum and the maximum: they overlap, but not wholly.
+        # A norm between the sum and the maximum, because producers and math warps overlap, but not wholly.
         of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
         return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
 
@@ -202,14 +203,14 @@ class WarpgroupTile(Tile):
 
     @property
     def _halves(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The offset of the first word of each half k-step, and where the others lie, seen from that."""
+        """Per half k-step: the offset of its first word, and the other words' offsets relative to that."""
         offsets = [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
         starts = range(0, len(offsets), 4)
         return [(offsets[i], tuple(offset - offsets[i] for offset in offsets[i : i + 4])) for i in starts]
 
     @property
     def _patterns(self) -> list[tuple[int, ...]]:
-        """The ways in which the four words of half a k-step lie; none where they are too many for the registers."""
+        """The distinct relative offsets of a half k-step's words; empty if there are too many for the registers."""
         found = list(dict.fromkeys(words for _, words in self._halves[: 2 * self.row_k_steps]))
         return found if len(found) <= _MOST_PATTERNS else []
 
@@ -250,7 +251,7 @@ class ImplicitGemmTile(Tile):
 
     @property
     def stage_words(self) -> int:  # type: ignore[override]
-        # The last piece reads on behind the last plane, whatever lies there.
+        # The last piece reads beyond the last plane; those values do not matter, but the memory must exist.
         lines, reach = round_up(self.tile_lines, self.wgmma_n // 8), (self.layer.kernel + 2) // 2
         over = (lines - 1 - self.tile_lines) * self.row_stride + round_up(self.tile_columns, 8) + reach - 1
         words: int = self.components * self.tile_images * self.planes * self.plane_stride
@@ -260,7 +261,7 @@ class ImplicitGemmTile(Tile):
     def output_pitch(self) -> int:
         """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks.
 
-        Staged images of whole maps lie as in y, and one copy stores them.
+        If a tile has whole maps, the staged images have y's layout, and one copy stores them.
         """
         run: int = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
         return run if run == self.layer.output_height * self.layer.output_width else run + (8 - run) % 16

@@ -1,4 +1,4 @@
-"""wgmma instructions as macros: how many registers they name depends on the tile."""
+"""wgmma instructions as macros, because the number of registers that they name depends on the tile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def wgmma_macro(
 ) -> dict[str, int | str]:
     """Return wgmma as a macro, which does nothing for 0 columns.
 
-    It is d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in registers or, ``shared``, a descriptor.
-    With ``transposed``, both are descriptors of matrices whose outer index in memory is the one that is summed over.
+    The macro computes d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in
+    registers or, with ``shared``, a descriptor. With ``transposed``, both are descriptors of matrices whose
+    outer index in memory is the reduction index.
     """
     if not columns:
         return {f"{name}(d, a, b)": ""}

@@ -16,10 +16,11 @@ from ece408_op.runtime.launch import GRID_YZ, Argument, Chip, Launch, TensorMap,
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
 
-#: Pixels, filters and consumers of a tile, and whether these ping-pong; per output, the time of a product of the sum,
-#: and that of the rest, in such products. Smaller tiles load pixels or filters more often. Without low and promoted
-#: sums, threads have registers for larger ones, and without a residual or float32 outputs, for whole tiles in turn.
-#: ``ece408-bench layers --context gpu --set resnet`` times them, those of the last table with ``--split-form``.
+#: Key: pixels, filters and consumers of a tile, and whether the consumers ping-pong. Value: per output, the time of one
+#: product of the sum, and the remaining time in units of products. Smaller tiles load pixels or filters more often.
+#: Without low and promoted sums, threads have registers for larger tiles; without a residual or float32 outputs as
+#: well, they have registers for ping-pong. ``ece408-bench layers --context gpu --set resnet`` times the tiles, with
+#: ``--split-form`` those of the last table.
 _Shape = tuple[int, int, int, bool]
 _Times = dict[_Shape, tuple[float, int]]
 _TILES: _Times = {
@@ -37,21 +38,21 @@ _PLAIN_TILES: _Times = {
     (192, 96, 2, True): (1.45, 316), (128, 96, 2, True): (1.45, 330), (256, 64, 2, False): (1.6, 400),
     (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.7, 300), (128, 32, 2, False): (3.0, 400),
 }  # fmt: skip
-#: The fewest filters of a tile whose outputs the TMA unit stores, and a warp's most buffers for them; ping-pong tiles
-#: of fewer outputs need filters that stay in shared memory.
+#: The fewest filters of a tile whose outputs the TMA unit stores; the most output buffers of a warp; the outputs below
+#: which a ping-pong tile needs filters that stay in shared memory.
 _FEWEST_STORED, _MOST_BUFFERS, _FEWEST_OUTPUTS = 64, 4, 128 * 128
-#: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
+#: {channels of a stage: its time per channel, relative to 64 channels}. An instruction takes 16 channels.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 #: Threads of split_filters.
 THREADS = 256
-#: TMA's limits: where windows begin, and the offsets in them; strides.
+#: TMA's limits: the first row or column of a window, the offsets in a window, the stride.
 _CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
-#: Pixels of an image: 32 bits count those of a launch. Channels: a grid's y counts the blocks that split 64 of them.
+#: The most pixels of an image: 32 bits count those of a launch. The most channels: a grid's y counts blocks of 64.
 _MOST_IMAGE, _MOST_CHANNELS = 2**30, 64 * GRID_YZ
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
-#: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers; of those of turns.
+#: Bytes of shared memory to align the stages for the swizzle, and for two more barriers; for the barriers of turns.
 _ALIGNMENT, _TURNS = 1024 + 16, 32
-#: Bytes of filters that a block may keep besides the stages, and where these are small.
+#: The most bytes of filters that a block keeps besides the stages; larger limits of shapes whose stages are small.
 _MOST_RESIDENT, _MOST_RESIDENTS = 80 * 1024, {(128, 96, 2, True): 162 * 1024}
 
 
@@ -77,7 +78,7 @@ class WideTile:
         cls, components: int, own: Convolution, chip: Chip, images: int,
         split_form: bool = False, residual: bool = False,
     ) -> WideTile:  # fmt: skip
-        """Return the tile for a launch of that many images; residual: whether a split form's epilogue loads one."""
+        """Return the tile for a launch of ``images``; residual: whether a split form's epilogue loads a residual."""
         channels = _stage_channels(own)
         plain = split_form and components == 1 and not residual
         times = _TILES if components == 2 else _PLAIN_TILES if plain else _ONE_COMPONENT_TILES
@@ -109,7 +110,7 @@ class WideTile:
         return cls(components, 64, _stage_channels(own), 128, 2, producers=2).filled(own, chip)
 
     def filled(self, own: Convolution, chip: Chip, buffers: Sequence[int] = (0,)) -> WideTile:
-        """Return this tile with as many stages as fit shared memory, then with the most of these numbers of buffers."""
+        """Return this tile with the most stages that fit shared memory; among equals, with the most ``buffers``."""
         tiles = [replace(self, buffers=n) for n in buffers]
         free = [chip.shared_bytes - tile._others(own) for tile in tiles]
         tiles = [replace(tile, stages=min(_MOST_STAGES, n // tile.stage_bytes)) for tile, n in zip(tiles, free)]
@@ -126,7 +127,7 @@ class WideTile:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
+        """Bytes of shared memory per stage: pixels and filters, two barriers, the scales of converted pixels."""
         scales = 4 * self.tile_pixels if self.producers > 1 else 0
         rows = self.tile_pixels + (0 if self.resident else self.tile_filters)
         return 2 * self.components * self.stage_channels * rows + 16 + scales
@@ -136,7 +137,10 @@ class WideTile:
         return 2 * self.components * round_up(own.channels, self.stage_channels) * own.taps * self.tile_filters
 
     def _others(self, own: Convolution) -> int:
-        """Bytes of shared memory besides the stages; an epilogue's are Staging's of split_form.cu, or 32 filters."""
+        """Bytes of shared memory besides the stages.
+
+        The epilogue needs split_form.cu's Staging, or room for 32 filters of float32 outputs.
+        """
         staged = 16 * self._own_pixels + 8 * self.tile_filters + 16
         staging = staged + 144 if self.buffers else max(4 * 32 * (64 + 4), staged + 4 * 2 * 8 * 144)
         if self.reduction_outermost:  # it stores from registers
@@ -152,7 +156,7 @@ class WideTile:
         return self._others(own) + self.stages * self.stage_bytes
 
     def gemm(self, name: str, own: Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
-        """Return the launch of persistent blocks."""
+        """Return the launch of ``name`` with persistent blocks, at most one per multiprocessor."""
         filter_tiles = own.groups * ceil_div(own.filters, self.tile_filters)
         tiles = ceil_div(images * own.output_area, self.tile_pixels) * filter_tiles
         blocks = chip.multiprocessors
@@ -208,13 +212,19 @@ def _stage_channels(own: Convolution) -> int:
 
 
 def fp16x3_bound(products: int, additions: int, low_products: int) -> float:
-    """Return the bound of ``wide``: with these numbers of additions in float32, and of low products between two."""
+    """Return the error bound that ``wide`` derives, as a share of sum |x||w|.
+
+    Args:
+        products: the reduction length.
+        additions: the additions in float32 per output.
+        low_products: the low products between two promotions.
+    """
     sums = min(products, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
     return (4 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + 2 * low_products * 2.0**-32
 
 
 def limits(pointwise: bool, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    """Return why a kernel does not support a problem."""
+    """Return why a kernel, pointwise or general, does not support a problem; empty if it does."""
     own = Convolution.of(problem)
     kernel = problem.kernel if problem.kernel == problem.kernel_width else (problem.kernel, problem.kernel_width)
     if pointwise and kernel != 1:

@@ -1,7 +1,7 @@
 """Products of float32 matrices in split precision, y = x w^T, on Hopper: ``dense.cu`` describes them.
 
-The error, as a share of |x| |w|^T, is that of ``wide``, with a promotion after every 64 products; a value that is 2^28
-times below the largest of those errs by up to 2^-50 of that.
+The error, as a share of |x| |w|^T, is that of ``wide``, with a promotion after every 64 products. A value below 2^-28
+of the largest value with the same scale errs by up to 2^-50 of that one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SOURCES = (*wide.SHARED_SOURCES, Path(__file__).with_name("dense.cu"))
 _TILE_ROWS, _CHANNELS, _MOST_COLUMNS = 128, 64, 168
 #: Stages of the pipeline.
 _STAGES = 3
-#: The most slices of a sum's elements; the stages that a slice's first loads and its sums take as long as.
+#: The most slices of the reduction; a slice's fixed cost (first loads, storing sums), in units of stages.
 _MOST_SLICES, _SLICE_STEPS = 8, 6
-#: x begins at a multiple of that many bytes, as TMA requires.
+#: TMA requires that x is aligned to this many bytes.
 ALIGNMENT = 16
 #: The exponent of a row that cannot be split: Range in range.cuh.
 UNSPLITTABLE = 1 << 20
 
 
 def _slices(tiles: int, k_steps: int, chip: Chip) -> int:
-    """Return the number of slices of k-steps with which multiprocessors share the tiles best."""
+    """Return the number of slices of the reduction with the least predicted time."""
 
     def time(slices: int) -> int:
         return ceil_div(tiles * slices, chip.multiprocessors) * (ceil_div(k_steps, slices) + _SLICE_STEPS)
@@ -47,14 +47,14 @@ def _slices(tiles: int, k_steps: int, chip: Chip) -> int:
 def multiply(
     rows: int, columns: int, length: int, chip: Chip, bias: bool = False, activation: str | None = None
 ) -> tuple[Program, Program, dict[str, int]]:
-    """Return the programs of y = activation(x w^T + bias), and of w's split, and the bytes of what that fills.
+    """Return the program of y = activation(x w^T + bias), the program that splits w, and its outputs' sizes in bytes.
 
-    The first reads x (rows, length), w (columns, length) and, if asked, bias (columns,), of float32, and split_w and
-    w_exponents (columns,) of int32; it fills y (rows, columns). The second reads w and fills split_w and w_exponents,
-    with UNSPLITTABLE for rows of w for which the first program is wrong.
+    The first program reads x (rows, length), w (columns, length) and, with ``bias``, bias (columns,), all float32, and
+    split_w and w_exponents (columns,) of int32; it fills y (rows, columns). The second reads w and fills split_w and
+    w_exponents. If any exponent is UNSPLITTABLE, the first program's results are wrong.
 
     Args:
-        activation: CUDA's expression of a float v that is computed at last.
+        activation: a CUDA expression of a float v, which is applied last.
     """
     own = Convolution.of(ConvProblem(rows, length, 1, 1, columns, 1))
     k_steps, pitch = ceil_div(length, _CHANNELS), round_up(length, ALIGNMENT // ITEM_BYTES)

@@ -4,11 +4,11 @@ Programs for ``cuda.execute`` and ``cuda.prepared_launch`` with these arrays:
 
     split_activations   reads x (float32, NCHW); fills split_x and x_scales
     split_weights       reads w (float32), of the convolution's program; fills split_w and w_exponents
-    convolution         reads x, x_scales, w, split_w, w_exponents, limits, and as asked bias (float32, one value per
-                        filter), residual and residual_scales; fills y and y_scales, which is zero before
+    convolution         reads x, x_scales, w, split_w, w_exponents, limits and, if asked, bias (float32, one value per
+                        filter), residual and residual_scales; fills y and y_scales, which must be zero before
 
-Split arrays are of float16, in ``activation_shape``; scales are (B, 2) of int32. ``split_passes`` has what may stand
-between convolutions.
+Split arrays are of float16, in ``activation_shape``; scales are (B, 2) of int32. ``split_passes`` has the layers that
+may stand between convolutions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from . import wide
 from ._convolution import Convolution
 from ._wide_tiles import WideTile, limits, split_filters
 
-#: fp16x3_general with the sources of the split form; no kernel of the list, because its arrays are others.
+#: fp16x3_general with the sources of the split form. It is not in the list of kernels, because it takes other arrays.
 _KERNEL = replace(
     wide.FP16X3[1],
     name="split form",
     sources=(*wide.GEMM_SOURCES, Path(__file__).with_name("split_form.cu")),
     features=ATTRIBUTES,
 )
-#: Rounding errors of a limit in float32.
+#: A factor that covers the rounding errors of a limit in float32.
 _MARGIN = 1 + 2.0**-10
 
 
@@ -46,9 +46,11 @@ def activation_shape(batch: int, channels: int, height: int, width: int, compone
 
 
 def output_limits(factors: Any, added: Any = None) -> Any:
-    """Return ``limits``, the most that |y| is per largest |x| and the most that is added to it, (2,) of float32.
+    """Return ``limits``, (2,) of float32: the largest |y| per largest |x|, and the largest |bias|.
 
-    factors: CuPy's array of weights, the first axis counts outputs; added: a bias, or None.
+    Args:
+        factors: a CuPy array of weights, whose first axis counts output channels.
+        added: a bias, or None.
     """
     cp = cuda.cupy()
     gain = cp.absolute(factors).reshape(len(factors), -1).sum(axis=1).max()
@@ -85,7 +87,7 @@ def split_activations(shape: tuple[int, ...], chip: Chip, components: int = 2) -
 
 
 def split_weights(convolution: Program, problem: ConvProblem) -> Program:
-    """Return the program that splits the filters of a convolution, compiled with that."""
+    """Return the program that splits the filters of ``convolution``, from the same compiled source."""
     own = Convolution.of(problem)
     launch = split_filters(own, np.int32(0))
     plan = replace(convolution.plan, steps=lambda images: (launch,), scratch={"listed": 4})
@@ -105,7 +107,7 @@ def convolution(
     residual: bool = False,
     activation: str | None = None,
 ) -> Program:
-    """Return the program of a convolution, with what follows it.
+    """Return the program of a convolution, with its bias, residual and activation.
 
     Args:
         problem: the convolution, of whole split arrays: batch images.
@@ -113,13 +115,13 @@ def convolution(
         components: 2 for fp16x3, 1 for fp16x1.
         bias: whether to add a bias.
         residual: whether to add a split array of y's shape.
-        activation: CUDA's expression of a float v that is computed at last; it maps 0 to 0, and no v to a larger |v|.
+        activation: a CUDA expression of a float v, which is applied last; it maps 0 to 0, and no v to a larger |v|.
 
     Raises:
         UnsupportedError: the convolution cannot be computed in split form.
     """
     own, tile = _checked(problem, chip, components, residual)
-    # Pointers that are not read are x's.
+    # x stands in for arrays that are not read.
     added = ("bias" if bias else "x", "residual" if residual else "x", "residual_scales" if residual else "x")
     maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own), tile.output_map("y", own, problem.batch))
     arguments = (*maps, "x", "x_scales", "w", "w_exponents", "limits", *added, "y", "y_scales", "images")
@@ -131,7 +133,7 @@ def convolution(
 
 
 def activation_define(activation: str | None) -> dict[str, int | str]:
-    """Return the sources' macro for what follows a layer."""
+    """Return the sources' macro ACTIVATION; none without an activation."""
     return {"ACTIVATION(v)": activation} if activation else {}
 
 

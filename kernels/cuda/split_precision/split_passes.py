@@ -1,13 +1,13 @@
 """The passes between convolutions whose activations stay split: ``split_passes.cu`` describes them.
 
-Programs for ``cuda.prepared_launch``. All read x and x_scales and fill y and y_scales, as ``split_form`` has them, with
-these exceptions and additions:
+Programs for ``cuda.prepared_launch``. All read x and x_scales and fill y and y_scales, in ``split_form``'s formats,
+with these exceptions and additions:
 
-    pool        nothing else
+    pool        none
     depthwise   w (K L, C') and bias (C',) of float32, C' channels with zeros beyond the last, and limits
     concat      x, x1, x2, x3 and x_scales, scales1, scales2, scales3, as many as there are inputs
     join        y is float32, NCHW
-    unfold      x is float32, NCHW; y_scales is zero before
+    unfold      x is float32, NCHW; y_scales must be zero before
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _THREADS, _UNIT = 256, 8
 _JOINED = 32, 64
 #: Blocks of largest_of_images per image.
 _RANGE_BLOCKS = 8
-#: The most channels times columns of a window that become channels, and what those are a multiple of, if they are more:
-#: from pixels of 48 bytes TMA gathers windows more slowly than from those of 64. Rows that a thread unfolds.
+#: The most channels times window columns that become channels. More than 16 such channels are rounded up to a multiple
+#: of 32: TMA gathers windows more slowly from pixels of 48 bytes than from pixels of 64. Rows per thread.
 _MOST_UNFOLDED, _UNFOLDED, _UNFOLDED_ROWS = 64, 32, 4
-#: Units of a split array, and values of an image that is unfolded, which 32 bits count; inputs of concat.
+#: Limits of units in a split array and of values in an unfolded image, which 32 bits count; the most inputs of concat.
 _MOST_UNITS, _MOST_VALUES, MOST_INPUTS = 2**31, 2**31 - 1, 4
 
 Shape = tuple[int, ...]
@@ -52,7 +52,7 @@ def _units(shape: Shape) -> int:
 
 
 def reasons(*shapes: Shape) -> list[str]:
-    """Return why passes cannot have inputs and outputs of these shapes (B, C, H, W); empty if they can."""
+    """Return why passes do not support inputs and outputs of these shapes (B, C, H, W); empty if they do."""
     units = max(map(_units, shapes))
     found = [f"values: fewer than 2^34, got {_UNIT * units}"] if units >= _MOST_UNITS - _THREADS else []
     return found + [f"batch: at most {GRID_YZ}, got {shapes[0][0]}"] * (shapes[0][0] > GRID_YZ)
@@ -79,7 +79,7 @@ def depthwise(x: Shape, y: Shape, window: Pair, stride: Pair, pad: Pair, activat
 
 
 def concat(x: Sequence[Shape], activation: str | None = None) -> Program:
-    """Return the program that joins arrays along their channels, multiples of eight, MOST_INPUTS at most."""
+    """Return the program that joins at most MOST_INPUTS arrays along their channels, multiples of eight each."""
     ends = [sum(shape[1] for shape in x[: number + 1]) for number in range(len(x))]
     y, missing = (x[0][0], ends[-1], *x[0][2:]), MOST_INPUTS - len(x)
     config = {f"end_{number}": end for number, end in enumerate(ends + [ends[-1]] * missing)}
@@ -89,14 +89,14 @@ def concat(x: Sequence[Shape], activation: str | None = None) -> Program:
 
 
 def join(x: Shape) -> Program:
-    """Return the program that writes float32 values in NCHW."""
+    """Return the program that converts a split array to float32 in NCHW."""
     return _program("join_images", (), x, x, {}, None)
 
 
 def unfolded(problem: ConvProblem) -> ConvProblem | None:
-    """Return the convolution of images whose channels are the columns of this one's windows, if that is profitable.
+    """Return the equivalent convolution of images whose channels are this one's window columns; None if not profitable.
 
-    It is for images of few channels, but more than one, and for windows of several columns.
+    ``unfold`` makes these images. It is for few channels, but more than one, and for windows of several columns.
     """
     _, channels, height, width = problem.x_shape
     few = problem.kernel_width > 1 and 1 < channels <= _MOST_UNFOLDED // problem.kernel_width
@@ -143,7 +143,7 @@ def _program(
     before: tuple[Launch, ...] = (),
 ) -> Program:
     sizes = dict(zip(("channels", "height", "width", "output_height", "output_width"), (*x[1:], *y[2:])))
-    # What only some of the kernels ask for.
+    # Config fields that only some of the kernels need.
     some = {"components": 2, "maximum": False, "mean": False, "count_pad": False, "inputs": 1}
     ends = {f"end_{number}": x[1] for number in range(MOST_INPUTS)}
     config = {**sizes, **some, **ends, **_windows((1, 1), (1, 1), (0, 0)), **others}

@@ -1,30 +1,31 @@
-"""The split-precision kernels: float32-class products on fp16 tensor cores, with three fp16 products each, or with one.
+"""The split-precision kernels: float32 products on fp16 tensor cores, as three fp16 products (fp16x3) or one (fp16x1).
 
-``split.cuh`` has the arithmetic and its sources, ``docs/numerics.md`` measurements. Four kernels, in both precisions,
-share how inputs and filters are split (``convolution.cu``) and how images that cannot be split are computed in float32
-(``recompute_images.cu``). They differ in how they multiply. Two of them compute data gradients too.
+``split.cuh`` has the arithmetic and its sources, ``docs/numerics.md`` measurements. Four kernels, each in both
+precisions, share the code that splits inputs and filters (``convolution.cu``) and the code that computes in float32 the
+images that cannot be split (``recompute_images.cu``). They differ in how they multiply. Two of them compute data
+gradients too.
 
 The error, as a share of sum |x||w|. Let u = 2^-11 be the rounding to fp16; values are scaled by powers of two so that
 the largest of a tile, or of a filter, lies in [2^14, 2^15):
 
 - A value v >= 2^-14 is high + low / 2^11 + rest. high errs by at most u v. The remainder is exact, is scaled by 2^11
   and rounded to low, which errs by u of it or, among fp16's denormal numbers, by 2^-25 in low's scale, 2^-36 in v's.
-  Both are at most 2^-22 v. Tiles with a smaller value are not split, so |rest| <= 2^-22 v for every value.
+  Both errors are at most 2^-22 v. Tiles with a smaller value are not split, so |rest| <= 2^-22 v for every value.
 - The product low low is left out: u^2 = 2^-22. So the three products err by at most (3 + 2^-9) 2^-22 of |x||w|.
 - Tensor cores align the terms of a sum to the largest and truncate the rest (Fasi et al. 2021): at most 2^-22 per
-  product added, as in ``tensor_core``. The sums of high low and low high are 2^-10 of the main one, and add as much
-  less.
-- Truncation is always towards zero, so sums are too small in the mean, by 0.15 2^-23 per k-step as measured. The bias
-  correction multiplies y by as much (``split.cuh``), for no more k-steps than products. Products of one sign lose
-  more: long sums without promotion are corrected by up to 0.8 2^-23 per k-step for that, and by at most 0.2 2^-23 per
-  product.
-- Accumulators of long sums are promoted every six k-steps where a thread has the registers: less is truncated, and
-  less corrected. What moves is rounded at most once per 96 products, by 2^-24.
-- One rounding joins the sums, one adds the two small ones, one adds what was promoted, one undoes the scale: 2^-22 in
-  all.
+  product added, as in ``tensor_core``. The sums of high low and low high are 2^-10 of the main sum, and so are their
+  errors.
+- Truncation is always towards zero, so sums are too small on average, by a measured 0.15 2^-23 per k-step. The bias
+  correction enlarges y by as much (``split.cuh``), for no more k-steps than products. Products of one sign lose
+  more: for these, long sums without promotion are corrected by up to another 0.8 2^-23 per k-step, and by at most
+  0.2 2^-23 per product.
+- Accumulators of long sums are promoted every six k-steps if a thread has the registers: then less is truncated, and
+  less corrected. A promoted value is rounded at most once per 96 products, by 2^-24.
+- Four roundings remain: one joins the main and the small sums, one adds the two small sums, one adds the promoted sum,
+  one undoes the scale: 2^-22 in all.
 
-With one component both factors err by u. That is as precise as tf32, whose numbers have as many bits, and keeps the
-whole range of float32, which fp16 lacks.
+With one component both factors err by u. That is as precise as tf32, whose numbers have as many bits. The scales keep
+the whole range of float32, which plain fp16 lacks.
 """
 
 from __future__ import annotations
@@ -46,34 +47,34 @@ from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, Warpgro
 from ._wgmma import WGMMA_KERNEL
 
 _FOLDER = Path(__file__).parent
-#: Blocks of recompute_images per multiprocessor; threads of its blocks and of those that split filters.
+#: Blocks of recompute_images per multiprocessor; threads per block of recompute_images and split_precision_filters.
 _RECOMPUTE_BLOCKS, _THREADS = 2, 256
-#: Shorter sums err by less in plain float32, (1 + 1) 2^-24 for two products, than the split of one product does here.
+#: Below this many products, a sum in plain float32 ((1 + 1) 2^-24 for two products) errs less than the split does.
 _SHORT_SUM = 16
 #: The largest layers that were timed, rounded up: channels, filters, and sizes of filters.
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Candidates that tuning measures.
 _MEASURED_TILES = 6
-#: Blocks of the smallest call that was timed and was faster than without tensor cores.
+#: Blocks of the smallest timed call that was faster than kernels without tensor cores.
 _FEWEST_BLOCKS = 10
-#: The most bands per image, which load some rows twice, for which ``implicit_gemm`` was faster than others.
+#: The most bands per image with which ``implicit_gemm`` was faster than other kernels; bands load some rows twice.
 _MOST_BANDS = 4
-#: Images per launch: each takes 8 bytes of scratch memory. Pixels per image, which recompute_images counts.
+#: The most images per launch: each takes 8 bytes of scratch memory. The most pixels that recompute_images can count.
 _MOST_IMAGES, _MOST_PIXELS = 1 << 24, 1 << 30
-#: With fewer filters, most columns of a padded convolution's or a gradient's product are empty.
+#: The fewest filters of a padded convolution or a gradient: with fewer, most GEMM columns are empty.
 _FEWEST_FILTERS = 4
-#: The latency of a call's three launches, and the memory traffic per millisecond, of an H200.
+#: On an H200: the latency of a call's three launches in milliseconds, and the memory traffic in bytes per millisecond.
 _LATENCY, _BYTES = 0.012, 4e9
-#: The error of rounding to fp16, and what a product adds to the error of a tensor core's sum.
+#: The relative error of rounding to fp16; the error that a product adds to a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 #: The mean truncation bias per k-step, in units of 2^-23: docs/numerics.md.
 _TRUNCATION_BIAS = 0.15
-#: The same-sign bias per k-step: it grows with the sum, by the first number per k-step, up to the second, and is
-#: limited per product. It lies between what uniform data lose and what small integers do, whose products have less to
-#: truncate. K-steps have 16 products, but may be filled in part; sums that fill at least a fourth never meet the limit
+#: The same-sign bias per k-step: the first number times the k-steps of the sum, at most the second, and limited per
+#: product. It lies between the losses of uniform data and of small integers, whose products have fewer bits to
+#: truncate. A k-step has 16 products, but may be partly filled; sums that fill at least a fourth never reach the limit
 #: per product.
 _SAME_SIGN_BIAS, _SAME_SIGN_BIAS_PER_PRODUCT = (0.02, 0.8), 0.2
-#: Chips to ask for where none is known: the first with the instructions.
+#: The chips to assume if none is known: the first ones with the instructions.
 _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
 
 
@@ -85,21 +86,21 @@ def split_bound(problem: ConvProblem) -> float:
 
 
 def plain_convolution(problem: ConvProblem) -> ConvProblem:
-    """Return the convolution that is computed: for a data gradient, that of y, with channels and filters exchanged."""
+    """Return the convolution that the kernel computes; a data gradient's has channels and filters exchanged."""
     own = Convolution.of(problem)
     sizes = (own.channels, own.height, own.width, own.filters, own.kernel_height)
     return ConvProblem(problem.batch, *sizes, pad=(own.pad_height, own.pad_width))
 
 
 def plan_of(tile: Tile, problem: ConvProblem, chip: Chip) -> Plan:
-    """Return the launches for a tile: split the filters, convolve, and compute in float32 what cannot be split."""
+    """Return the launches for a tile: split the filters, convolve, recompute images that cannot be split."""
     layer, (source, _, target) = tile.layer, problem.operands
     filter_blocks = tile.padded_tiles if tile.wgmma else tile.column_tiles
 
     @cache
     def steps(images: int) -> tuple[Launch, ...]:
         tiles = ceil_div(images, tile.tile_images) * tile.tiles_per_image
-        # Programmatic dependent launches; with little to do they cost more than they hide.
+        # Programmatic dependent launches: with little work they cost more time than they hide.
         overlap = chip.capability >= (9, 0) and tiles * tile.filter_blocks >= chip.multiprocessors
         resident = max(1, chip.multiprocessors // tile.filter_blocks)
         grid, block = (min(tiles, resident) * tile.filter_blocks, 1, 1), (tile.threads, 1, 1)
@@ -158,7 +159,7 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         return reasons
 
     def recommended(problem: ConvProblem, chip: Chip) -> bool:
-        # In the range that was timed, with sums whose error in float32 is not smaller, and enough blocks.
+        # The sizes are in the timed range, float32 would not be more precise, and there are enough blocks.
         if not problem.needs <= features or shape_reasons(problem):
             return False
         layer = plain_convolution(problem)
@@ -174,12 +175,12 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         return ceil_div(problem.batch, tile.tile_images) * tile.tiles_per_image * tile.filter_blocks >= _FEWEST_BLOCKS
 
     def predicted_milliseconds(problem: ConvProblem, chip: Chip) -> float:
-        """The rooflines of what the tile computes and loads, and of the layer's memory traffic, one after the other."""
+        """The predicted time: the tile's arithmetic and loads, then the layer's memory traffic, not overlapped."""
         tile = tile_for(kind, problem, chip, ALIGNED, components)
         return math.inf if tile is None else _LATENCY + problem.batch * tile.milliseconds + problem.bytes / _BYTES
 
     def tiles(problem: ConvProblem, chip: Chip, aligned: int) -> list[Mapping[str, int]]:
-        if problem.needs:  # the tuning table has plain convolutions only
+        if problem.needs:  # the tuning table has only plain convolutions
             return []
         found = candidates(kind, problem.with_batch(MOST_IMAGES), chip, aligned, components)
         return [{name: int(getattr(tile, name)) for name in tile.choices} for tile in islice(found, _MEASURED_TILES)]

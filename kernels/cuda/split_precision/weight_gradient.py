@@ -2,9 +2,9 @@
 
 This file chooses the tile; ``weight_gradient.cu`` says what a block computes.
 
-The error, as a share of sum |x||y|, is that of ``wide`` but for the sums: an accumulator is promoted after 128 products
-at most, which takes two roundings, and the sums of the low products after a step, at most 2^13 products. A block adds
-at least one k-step per promotion.
+The error, as a share of sum |x||y|, is that of ``wide``, except for the error of the sums. An accumulator is promoted
+after at most 128 products, with two roundings; the sums of the low products are promoted after each step, of at most
+2^13 products. A block adds at least one k-step per promotion.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..float32 import partial_sums
 from ._wide_tiles import PROMOTED_PRODUCTS, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
-#: The number of blocks is chosen for these multiprocessors, whatever the chip has: the error bound depends on it.
+#: The number of blocks is chosen for this many multiprocessors on every chip, because the error bound depends on it.
 _MULTIPROCESSORS = 132
 _MOST_WARPS, _MOST_SLICES, _MOST_BLOCKS, _MOST_STEP_PRODUCTS = 16, 8, 4, 1 << 13
-#: With fewer channels, each value that is split has too few products.
+#: The fewest channels for which the kernel is recommended: with fewer, a split value is in too few products.
 _FEWEST_CHANNELS = 4
-#: Shared memory that the GPU reserves per thread block, and alignment.
+#: Bytes of shared memory per block that the GPU reserves, and that alignment may take.
 _RESERVED = 1024 + 512
-#: A multiprocessor's cycles for 16 x 8 x 16 products on tensor cores, instructions per word of x, word of y, copy and
-#: raw value; bytes of memory per cycle; cycles of a step's barriers and first reads.
+#: Of a multiprocessor: cycles for 16 x 8 x 16 products on tensor cores; instructions per word of x, per word of y, per
+#: copy and per raw value; bytes of memory per cycle; cycles of a step's barriers and first reads.
 _MMA_CYCLES, _X_WORD, _Y_WORD, _COPY, _VALUE, _BYTES, _LATENCY = 1.64, 24, 22, 12, 3, 17, 1500
 
 

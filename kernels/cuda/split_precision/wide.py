@@ -1,13 +1,13 @@
 """Split precision for layers with many channels, on Hopper: ``general.cu``, and ``pointwise.cu`` for 1 x 1 filters.
 
-The error, as a share of sum |x||w|, is that of ``split_precision`` but for the sums: an accumulator is promoted after
-every 128 products at most, so truncation costs 2^-22 for each of those, whatever the length of the sum, and each
-promotion one or two roundings of 2^-24. The sums of the low products are 2^-10 of the others. With one component
-nothing is promoted: 2^-22 per product is below the errors of the factors until sums have some 4,000 products.
+The error, as a share of sum |x||w|, is that of ``split_precision``, except for the error of the sums. An accumulator is
+promoted after at most 128 products. So truncation costs at most 128 times 2^-22, whatever the length of the sum, and
+each promotion costs one or two roundings of 2^-24. The sums of the low products are 2^-10 of the main sums. With one
+component nothing is promoted: 2^-22 per product is below the errors of the factors up to about 4,000 products.
 
-In a data gradient, a value below 2^-28 of its image's or filter's largest errs by up to 2^-50 of that one instead of
-2^-22 of itself: gradients of a network spread so far in most of its layers, and to recompute their images took longer
-than all products. Such a value counts only where all others of a sum are as small.
+In a data gradient, a value below 2^-28 of the largest of its image or filter errs by up to 2^-50 of that one instead of
+2^-22 of itself: a network's gradients spread so far in most layers, and recomputing their images took longer than all
+products. The error of such a value matters only if all other values of a sum are as small.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SHARED_SOURCES = tuple(
 GEMM_SOURCES = (*SHARED_SOURCES, _FOLDER / "implicit_gemm_tma.cuh")
 #: Threads of range_of_images; channels and pixels of a block of split_images.
 _RANGE_THREADS, _SPLIT_TILE = 512, 64
-#: Values that a block of range_of_images looks at, about; blocks per image at most.
+#: About how many values a block of range_of_images reads; the most blocks per image.
 _RANGE_VALUES, _MOST_RANGE_BLOCKS = 1 << 15, 16
 #: Blocks of recompute_images per multiprocessor.
 _RECOMPUTE_BLOCKS = 4
-#: Channels, filters and products of a sum from which on tensor cores pay.
+#: The fewest channels, filters and products per sum for which tensor cores are profitable.
 _FEWEST_CHANNELS, _FEWEST_FILTERS, _FEWEST_PRODUCTS = 12, 16, 64
 
 
 def range_blocks(own: Convolution) -> int:
-    """Return the blocks that search an image's range."""
+    """Return the number of blocks that find the range of an image."""
     return max(1, min(_MOST_RANGE_BLOCKS, own.groups * own.channels * own.area // _RANGE_VALUES))
 
 
@@ -100,7 +100,7 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
 def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
     source, _, target = problem.operands
-    # Two words per image in the list of images to recompute.
+    # The list of images to recompute has two words per image.
     images = max(1, min(problem.batch, own.most_images, SCRATCH_BYTES // 8))
     tile = WideTile.pointwise(components, own, chip)
 
@@ -118,7 +118,7 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
 
 
 def bound(components: int, problem: ConvProblem) -> float:
-    """Return the largest |y - exact| as a share of sum |x||w|, promoted every PROMOTED_PRODUCTS: see above."""
+    """Return the largest |y - exact| as a share of sum |x||w|, with a promotion every PROMOTED_PRODUCTS."""
     n = problem.products
     if components == 1:
         return reduced_precision_bound(2.0**-11, 2.0**-22)(problem) + 2.0**-22

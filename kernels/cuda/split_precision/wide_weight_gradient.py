@@ -2,8 +2,8 @@
 
 This file chooses the tile; ``wide_weight_gradient.cu`` says what a block computes.
 
-The error, as a share of sum |x||y|, is that of ``wide``, with two additions per 128 products at most, one per 4096 low
-products, and one per block that shares a tile. A value of x or y that is below 2^-28 of the largest of its channel or
+The error, as a share of sum |x||y|, is that of ``wide``. There are at most two additions per 128 products, one per 4096
+low products, and one per block that shares a tile. A value of x or y below 2^-28 of the largest of its channel or
 filter errs by up to 2^-50 of that one instead of 2^-22 of itself.
 """
 
@@ -23,18 +23,18 @@ from ._wgmma import WGMMA_KERNEL
 from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
-#: Channels or filters of a row of shared memory, and output pixels of a stage.
+#: Channels or filters per row of shared memory; output pixels per stage.
 _BLOCK = _PIXELS = 64
 #: Units and filters of a tile. Three consumer warpgroups have registers for 64 filters each.
 _TILES = ((1, 64), (1, 128), (2, 64), (2, 128), (3, 64))
 #: Per multiprocessor and cycle: fp16 multiply-adds, and bytes from L2.
 _PRODUCTS, _BYTES = 2048, 24
-#: Blocks of channel_ranges, and the most per channel.
+#: The desired number of blocks of channel_ranges; the most blocks per channel.
 _RANGE_BLOCKS, _MOST_PARTS = 2048, 32
 #: Stages after which the sums of low products are promoted, and their products.
 _LOW_STAGES = 64
 _LOW_PRODUCTS = _LOW_STAGES * _PIXELS
-#: Recommended from this many channels and filters, and from this share of the tiles' sums that are weights.
+#: The kernel is recommended from this many channels and filters, if at least this share of the tiles' sums are weights.
 _FEWEST, _FEWEST_USED = 32, 0.4
 
 
@@ -50,7 +50,7 @@ def _best_tile(own: Convolution) -> tuple[int, int, int]:
 
 
 def _partial_bytes(own: Convolution, blocks: int) -> int:
-    """Return the bytes of all partial sums: those of a block and a tile are at index block + tile."""
+    """Return the bytes of all partial sums; that of a block and a tile is at index block + tile."""
     units, filters, tiles = _best_tile(own)
     return ITEM_BYTES * (blocks + tiles - 1) * units * _BLOCK * filters
 
