@@ -1,4 +1,5 @@
-// Multiplications that keep denormal numbers: CuPy compiles with -ftz=true, which makes all others flush them to zero.
+// denormals: multiplications that keep denormal numbers. CuPy compiles with -ftz=true, so all others flush them to
+// zero.
 
 __device__ __forceinline__ float multiply(float a, float b) {
     float product;

@@ -1,15 +1,16 @@
-// The layer: the sizes and types that every CUDA source here finds in front of its text.
+// layer: the sizes and types of a layer. The host puts this file before the sources of ladder/ and float32/, and before
+// those of split_precision/ for few channels.
 //
-// Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L taps,
-// G groups. The plan #defines these sizes, so each layer has a binary of its own. The batch B is an argument, so one
+// Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L
+// taps, G groups. The plan #defines these sizes, so each layer has its own binary. The batch B is an argument, so one
 // binary serves all batches. The constants of a kernel's tile follow as `struct Config`. The attributes L, G, STRIDE_H
-// and so on are defined only where they differ from the plain convolution's. Two more #defines:
+// and so on are defined only if they differ from the plain convolution's. Two more #defines:
 //
 // WIDE   1: an image has more elements than an int can count
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
 //        2: at an odd edge, of the outputs that exist (convention "full")
 //
-// WEIGHT_GRADIENT is defined where the gradient to w is wanted.
+// WEIGHT_GRADIENT is defined for a weight gradient.
 
 #ifndef POOL
 #define POOL 0
@@ -55,14 +56,14 @@ constexpr index_t IMAGE = index_t(C) * H * W;      // elements of one image of x
 constexpr index_t OUTPUTS = index_t(M) * PIXELS;   // elements of one image of y
 constexpr int REDUCTION = C / G * K * L;           // the reduction length: products per output, GEMM K
 
-// Return image b of a tensor: a whole tensor may have 2**31 elements and more.
+// Return image b of a tensor, with a 64-bit offset: a whole tensor may have 2**31 or more elements.
 template <typename T>
 __device__ __forceinline__ T *image_of(T *tensor, long long b, index_t size) {
     return tensor + b * size;
 }
 
-// Row and column of the convolution at corner 0 to 3 of element i, j of y. At an odd edge the last row or column stands
-// in for the missing one: counting an output twice does not change a maximum.
+// Row and column of the convolution's output at corner 0 to 3 of element i, j of y. At an odd edge the last row or
+// column stands in for the missing one: counting an output twice does not change a maximum.
 __device__ __forceinline__ int corner_row(int i, int corner) { return min(2 * i + corner / 2, OH - 1); }
 __device__ __forceinline__ int corner_column(int j, int corner) { return min(2 * j + corner % 2, OW - 1); }
 

@@ -10,23 +10,24 @@
 //     [ x DEPTH   ] [       sums           ]         of shared memory while it multiplies the other stage. A thread
 //     [ a         ] [                      ]         has ROWS x COLUMNS sums.
 //
-// A gradient to the data with a stride is STRIDE_H x STRIDE_W smaller problems: a pixel h uses only the taps p with
-// (h + PAD_H - p DILATE_H) % STRIDE_H == 0, which are the same for all pixels with the same h % STRIDE_H. For these the
-// rows of y are evenly spaced, so both directions sample their images in the same way: row step x i + dilation x p.
+// A data gradient with a stride consists of STRIDE_H x STRIDE_W smaller problems: a pixel h uses only the taps p with
+// (h + PAD_H - p DILATE_H) % STRIDE_H == 0, which are the same for all pixels with the same h % STRIDE_H. For these
+// pixels the rows of y are evenly spaced, so forward pass and data gradient sample their images in the same way: at row
+// step x i + dilation x p.
 //
-// The gradient to w has few outputs and a long reduction. Each split of it is a block's own; partial_sums.cuh adds the
-// splits in a fixed order, so the result is the same at every run. The two levels also bound the error: by the length
-// of a split plus the number of splits, instead of the whole reduction.
+// The weight gradient has few outputs and a long reduction. Each block adds one split of the reduction;
+// partial_sums.cuh adds the splits in a fixed order, so every run has the same result. The error grows with the length
+// of a split plus the number of splits, not with the whole reduction.
 //
 // Example, forward, 6 x 30 x 30 inputs and 16 filters of 5 x 5: a block computes 16 filters x 128 outputs in 19 steps
 // of 8 of the 150 taps, a thread 4 x 4.
 //
 // Arithmetic intensity: an 8 x 8 thread tile multiplies 64 times for 16 floats from shared memory; the float32 lanes
 // limit it. Index arithmetic, by constants, is about 10 instructions per loaded element, for TILE_ROWS products each.
-// Source: S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning, 2014; V. Volkov, Better Performance at Lower
-// Occupancy, 2010.
-// Restrictions: none. Where a weight is infinite, a pixel near the border has the gradient NaN: the kernel multiplies
-// outputs that do not exist as zeros.
+// Source: S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning, 2014; V. Volkov, Better Performance at
+// Lower Occupancy, 2010.
+// Restrictions: none. If a weight is infinite, the gradient of a pixel near the border is NaN, because the kernel
+// treats outputs that do not exist as zeros, and multiplies them.
 
 constexpr bool DATA = Config::data_gradient;
 constexpr int TILE_ROWS = Config::tile_rows, TILE_COLUMNS = Config::tile_columns, DEPTH = Config::depth;
@@ -40,10 +41,10 @@ constexpr int GROUP_CHANNELS = C / G, GROUP_FILTERS = M / G;
 __device__ constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 constexpr int COMMON_H = DATA ? common_divisor(STRIDE_H, DILATE_H) : 1;
 constexpr int COMMON_W = DATA ? common_divisor(STRIDE_W, DILATE_W) : 1;
-// From one tap that a pixel uses to the next, and the most such taps.
+// The distance between the taps that a pixel uses, and the most such taps.
 constexpr int TAP_STEP_H = DATA ? STRIDE_H / COMMON_H : 1, TAPS_H = (K + TAP_STEP_H - 1) / TAP_STEP_H;
 constexpr int TAP_STEP_W = DATA ? STRIDE_W / COMMON_W : 1, TAPS_W = (L + TAP_STEP_W - 1) / TAP_STEP_W;
-// The sampled images, y for the gradient to the data and else x: their size, and the samples of output i and tap p.
+// The size of the sampled images (y for the data gradient, else x), and the position of a sample by output and tap.
 constexpr int SOURCE_CHANNELS = DATA ? GROUP_FILTERS : GROUP_CHANNELS;
 constexpr int SOURCE_H = DATA ? OH : H, SOURCE_W = DATA ? OW : W;
 constexpr int ROW_STEP = DATA ? 1 : STRIDE_H, ROW_DILATE = DATA ? -DILATE_H / COMMON_H : DILATE_H;
@@ -69,7 +70,7 @@ __device__ __forceinline__ Axis axis_of(int residue, int stride, int pad, int di
     return DATA ? Axis{1 << 24, 0} : Axis{0, -pad};
 }
 
-// An output's first sample: its group's maps in its image, and the row and column there.
+// An output's first sample: the maps of its group in its image, and the row and column there.
 struct Window {
     const float *maps;
     int row, column;
@@ -85,8 +86,8 @@ __device__ __forceinline__ float sample(const Window &window, int tap, const Axi
     return exists ? __ldg(window.maps + c * SOURCE_MAP + index_t(row) * SOURCE_W + column) : 0.0f;
 }
 
-// The operands of a forward pass or gradient to the data: a is w, b are samples. Neighbouring threads load neighbouring
-// weights, and neighbouring outputs.
+// The operands of a forward pass or data gradient: a is w, b has samples. Neighbouring threads load neighbouring
+// weights, and samples of neighbouring outputs.
 struct WeightsAndSamples {
     const float *w;  // of the group
     int first_row, reduction;
@@ -114,8 +115,8 @@ struct WeightsAndSamples {
     }
 };
 
-// The operands of a split of the gradient to w: a is y, b are samples of x. Neighbouring threads load neighbouring
-// outputs of both.
+// The operands of a split of the weight gradient: a is y, b has samples of x. Neighbouring threads load from a and from
+// b for neighbouring outputs.
 struct OutputsAndSamples {
     const float *x, *y;  // of the group, in the image where the split begins
     index_t first_output;
@@ -155,7 +156,7 @@ __device__ __forceinline__ int tile_column(int c) {
 // Main loop: add the products of the whole reduction to the thread's sums.
 template <typename Operands>
 __device__ __forceinline__ void multiply(const Operands &operands, float (&sum)[ROWS][COLUMNS]) {
-    // A warp's stores are a column of a: 4 floats behind a row keep them in different banks.
+    // A warp stores a column of a: 4 floats of padding per row keep its stores in different banks.
     __shared__ __align__(16) float shared_a[2][DEPTH][TILE_ROWS + 4], shared_b[2][DEPTH][TILE_COLUMNS + 4];
     float a_next[A_LOADS], b_next[B_LOADS];
     const auto store = [&](int stage) {
@@ -246,7 +247,7 @@ blocked_gemm(const float *__restrict__ source, const float *__restrict__ w, floa
     }
 }
 #else
-// Fill partials [split][M][taps] with the sums over `length` outputs each, of `outputs` in all images.
+// Fill partials [split][M][taps] with the sums of each split: `length` of the `outputs` of all images.
 extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
 blocked_gemm_weights(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ partials,
                      long long outputs, long long length) {

@@ -1,21 +1,21 @@
-// data_gradient_tiles: the gradient to the input of a layer with few channels, as a direct convolution of the output
-// gradient, bordered with zeros, by the flipped filters.
+// data_gradient_tiles: the data gradient of a layer with few channels, as a direct convolution of the output gradient,
+// bordered with zeros, by the flipped filters.
 //
 //     x[b, c, h, w] = sum over m, p', q' of bordered y[b, m, h + p', w + q'] * w[m, c, K - 1 - p', L - 1 - q']
 //
 //     bordered y    [ (ROWS + K - 1) x (COLUMNS + L - 1) ]   row after row from shared memory, as vectors
 //     x             [ ROWS x COLUMNS sums ] x CHANNELS       of a thread, in two levels: PROMOTION filters, and all
 //
-// A block computes whole images, IMAGES at a time, for CHANNEL_GROUPS groups of channels. It goes through the filters in
-// steps of STEP_FILTERS maps of y, and copies the next STAGES - 1 steps while it computes. The borders in shared memory are
-// zeroed once: the copies never touch them. All weights stay in shared memory, flipped.
+// A block computes whole images, IMAGES at a time, for CHANNEL_GROUPS groups of channels. It goes through the filters
+// in steps of STEP_FILTERS maps of y, and copies the next STAGES - 1 steps while it computes. The borders in shared
+// memory are zeroed once: the copies never touch them. All weights stay in shared memory, flipped.
 //
 // Example, 28 x 28 inputs and 50 filters of 5 x 5: a thread computes 7 x 4 pixels, a block of 256 threads 9 images, one
 // map of y per step; the sums are promoted after 6 filters.
 //
-// Arithmetic intensity: 2 C K L FLOP per element of y, and as many for the borders' zeros; y is read and x written once.
-// With one channel, a row of y in registers serves up to ROWS rows of taps; with several, all of them. The float32 lanes
-// limit it, or memory with one channel.
+// Arithmetic intensity: 2 C K L FLOP per element of y, and per zero of its borders; y is read and x written once.
+// With one channel, a row of y in registers serves up to ROWS rows of taps; with several, all of them. The float32
+// lanes limit it, or memory with one channel.
 // Source: V. Volkov, Better Performance at Lower Occupancy, 2010 (outputs per thread).
 // Restrictions: stride 1, no dilation, one group, no more padding than taps; the weights and two maps fit a block.
 
@@ -29,7 +29,8 @@ constexpr int TOP = K - 1 - PAD_H, LEFT = L - 1 - PAD_W;          // zeros above
 constexpr int SHIFT = (4 - LEFT % 4) % 4;                         // moves y to whole vectors
 constexpr int ROW_FLOATS = (SHIFT + COLUMNS + L - 1 + 3) / 4 * 4;  // a row of a thread's window, in whole vectors
 constexpr int PITCH = Config::pitch, MAP_ROWS = Config::map_rows, MAP_FLOATS = MAP_ROWS * PITCH;
-// Floats from one image to the next: in its banks of shared memory an image goes on where the row before it ends.
+// Floats from one image to the next, such that in shared memory an image begins in the bank after the previous image's
+// row.
 constexpr int IMAGE_FLOATS = STEP_FILTERS * MAP_FLOATS;
 constexpr int IMAGE_PITCH = IMAGE_FLOATS + (TILES_IN_ROW * COLUMNS % 32 + 32 - IMAGE_FLOATS % 32) % 32;
 constexpr int STAGE_FLOATS = IMAGES * IMAGE_PITCH;
@@ -37,7 +38,7 @@ constexpr int TAP_PITCH = (L + 3) / 4 * 4, FILTER_FLOATS = CHANNEL_GROUPS * CHAN
 constexpr int PROMOTION = Config::promotion;  // filters from one promotion of the sums to the next
 constexpr int COPY = Config::copy_vector, STORE = Config::store_vector;
 
-// Load: issue copies of STEP_FILTERS maps of IMAGES images, those that exist, into their borders.
+// Load: issue copies of STEP_FILTERS maps of each of `images` images to shared memory, inside their borders.
 __device__ __forceinline__ void load_step(float *to, const float *y, int first_filter, int images) {
     constexpr int COPIES = OW / COPY;
     const int filters = min(STEP_FILTERS, M - first_filter);
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_step(float *to, const float *y, int first_f
     }
 }
 
-// One image in float32, where a weight is infinite or NaN: it leaves out taps outside y, as the definition does, instead of
+// Compute one image if a weight is infinite or NaN: like the definition, this skips the taps outside y, instead of
 // multiplying such a weight by the borders' zeros. The sums have two levels: the taps of a filter, and the filters.
 __device__ __forceinline__ void compute_without_borders(const float *y, const float *w, float *x) {
     for (index_t e = threadIdx.x; e < IMAGE; e += THREADS) {
@@ -86,13 +87,14 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
         weights[e] = q < L && c < C ? __ldg(w + ((m * C + c) * K + K - 1 - p) * L + L - 1 - q) : 0.0f;
         infinite = infinite || weights[e] - weights[e] != 0.0f;  // NaN, too
     }
-    if (__syncthreads_or(infinite)) {  // zeros around y times such a weight are NaN
+    if (__syncthreads_or(infinite)) {  // such a weight times a zero of the borders is NaN
         for (int n = blockIdx.x; n < images; n += gridDim.x)
             compute_without_borders(image_of(y, first + n, OUTPUTS), w, image_of(x, first + n, IMAGE));
         return;
     }
 
-    // A warp has few rows, so that its threads skip the same rows of taps: those on the borders above and below y.
+    // A warp has few rows, so that its threads skip the same rows of taps: those that read only the zeros above or
+    // below y.
     const int thread = min(int(threadIdx.x), USED - 1), column = thread % TILES_IN_ROW * COLUMNS;
     const int group = thread / TILES_IN_ROW % CHANNEL_GROUPS, image = thread / (TILES_IN_ROW * CHANNEL_GROUPS) % IMAGES;
     const int row = thread / (TILES_IN_ROW * CHANNEL_GROUPS * IMAGES) * ROWS;
@@ -100,7 +102,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
     const float *const window = maps + image * IMAGE_PITCH + row * PITCH + column;
 
     const int items = (images + IMAGES - 1) / IMAGES;
-    // The block's steps: those of one item after another.
+    // The number of steps of all of the block's items.
     const int own_steps = blockIdx.x < items ? (items - 1 - int(blockIdx.x)) / int(gridDim.x) * STEPS + STEPS : 0;
     const auto load = [&](int step) {
         if (step < own_steps) {

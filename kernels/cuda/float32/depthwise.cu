@@ -4,18 +4,19 @@
 //     a thread       ROWS rows i of column j               sum[r] over the K x L taps, in registers
 //
 // A thread loads each element that its rows need once per column of taps, straight from global memory, and uses it for
-// all pairs of rows and taps that need it, a list known at compile time. The gradient to the data is the same with x and y
-// exchanged: a pixel (h, w) takes tap (p, q) of the output ((h + PAD_H - p DILATE_H) / STRIDE_H, ...) where both
-// divisions have no remainder. The gradient to w uses the loads of the forward pass: instead of sums for ROWS outputs a
-// thread has sums for all taps, over its share of the images; a block adds those of its threads.
+// all pairs of rows and taps that need it, a list known at compile time. The data gradient is the same with x and y
+// exchanged: a pixel (h, w) takes tap (p, q) of the output ((h + PAD_H - p DILATE_H) / STRIDE_H, ...) if both
+// divisions have no remainder. The weight gradient uses the loads of the forward pass: instead of sums for ROWS
+// outputs, a thread has sums for all taps, over its share of the images; a block adds the sums of its threads.
 //
 // Example, maps of 112 x 112, 3 x 3 filters, padding 1: a thread loads 10 rows of 3 columns for 8 outputs of a column.
 //
-// Arithmetic intensity: 2 K L FLOP per output, 8 bytes: memory limits it. (ROWS - 1) STRIDE_H + K rows and L columns are
-// loaded per ROWS outputs, mostly from the L1 cache.
+// Arithmetic intensity: 2 K L FLOP per output, 8 bytes: memory limits it. (ROWS - 1) STRIDE_H + K rows and L columns
+// are loaded per ROWS outputs, mostly from the L1 cache.
 // Source: P. Micikevicius, 3D finite difference computation on GPUs using CUDA, 2009 (a thread per column, along rows).
-// Restrictions: as many groups as channels; filters small enough for registers. Where a weight is infinite, a pixel that
-// does not use it may have the gradient NaN: the kernel multiplies outputs that do not exist as zeros.
+// Restrictions: as many groups as channels; filters small enough for registers. If a weight is infinite, the gradient
+// of a pixel that does not use it may be NaN, because the kernel multiplies the weight by zeros for outputs that do not
+// exist.
 
 constexpr int ROWS = Config::rows, THREADS = Config::threads, FILTERS = M / C;  // FILTERS of each channel
 constexpr bool DATA = Config::data_gradient;
@@ -25,7 +26,7 @@ constexpr int MAP_H = DATA ? H : OH, MAP_W = DATA ? W : OW, ROW_TILES = (MAP_H +
 constexpr index_t SOURCE_MAP = index_t(SOURCE_H) * SOURCE_W, MAP = index_t(MAP_H) * MAP_W;
 constexpr int TILES = ROW_TILES * MAP_W;  // work items of one map
 
-// The rows of samples, from the tile's first sample on, that row r and tap p need are numbers of this grid.
+// The sample row, relative to the tile's first row, that row r of the tile needs for tap row p.
 __device__ constexpr int sample_row(int r, int p) { return DATA ? r - p * DILATE_H : r * STRIDE_H + p * DILATE_H; }
 constexpr int FIRST_SAMPLE = DATA ? -(K - 1) * DILATE_H : 0;
 constexpr int LAST_SAMPLE = DATA ? ROWS - 1 : (ROWS - 1) * STRIDE_H + (K - 1) * DILATE_H;
@@ -37,8 +38,8 @@ __device__ constexpr bool is_needed(int sample) {
     return false;
 }
 
-// Call use(r, p, q, value) for every row r of the tile, tap and its sample; samples outside the map are zeros.
-// `first_row` is a multiple of ROWS, which for a gradient to the data is a multiple of STRIDE_H.
+// Call use(r, p, q, value) for every row r of the tile and every tap (p, q), with the sample's value; samples outside
+// the map are zeros. `first_row` is a multiple of ROWS, which for a data gradient is a multiple of STRIDE_H.
 template <typename Use>
 __device__ __forceinline__ void for_each_sample(const float *map, int first_row, int column, const Use &use) {
 #pragma unroll
@@ -48,7 +49,7 @@ __device__ __forceinline__ void for_each_sample(const float *map, int first_row,
         const bool inside = from >= 0 && source_column < SOURCE_W && (!DATA || from % STRIDE_W == 0);
 #pragma unroll
         for (int s = FIRST_SAMPLE; s <= LAST_SAMPLE; s++) {
-            // first_row is a multiple of STRIDE_H, so all threads divide s + PAD_H with the same remainder.
+            // first_row is a multiple of STRIDE_H, so the remainder is the same for all threads.
             if (!is_needed(s) || (DATA && (s + PAD_H) % STRIDE_H != 0)) continue;
             const int row = DATA ? first_row / STRIDE_H + (s + PAD_H) / STRIDE_H : first_row * STRIDE_H - PAD_H + s;
             const bool exists = inside && row >= 0 && row < SOURCE_H;
@@ -92,7 +93,8 @@ depthwise(const float *__restrict__ source, const float *__restrict__ w, float *
         if (first_row + r < MAP_H) to[index_t(first_row + r) * MAP_W] = sum[r];
 }
 #else
-// Fill partials [share][M][K][L]: block (filter, share) adds `length` work items of all images, each ROWS outputs.
+// Fill partials [share][M][K][L]: block (filter, share) adds up `length` of all images' work items, of ROWS outputs
+// each.
 extern "C" __global__ void __launch_bounds__(THREADS)
 depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ partials,
                   long long items, int length) {
@@ -111,7 +113,7 @@ depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, floa
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             gradient[r] = tile_row * ROWS + r < OH ? __ldg(y_column + index_t(tile_row * ROWS + r) * OW) : 0.0f;
-        // A row beyond the last has no gradient, but its samples may be infinite.
+        // Skip rows beyond the last: they have no gradient, but their samples may be infinite.
         const int rows = min(ROWS, OH - tile_row * ROWS);
         for_each_sample(image_of(x, image, IMAGE) + m / FILTERS * SOURCE_MAP, tile_row * ROWS, column,
                         [&](int r, int p, int q, float value) {

@@ -1,7 +1,8 @@
-// partial_sums: the second level of a sum whose blocks each have added a share: w[e] = the sum of partials[n][e].
+// partial_sums: the second level of a sum in two levels, after each block has added a share: w[e] = sum of
+// partials[n][e].
 //
 // A block adds the shares of 32 weights. Each of its warps adds every WARPS-th share, and the first warp adds the sums
-// of the warps: a fixed order, so the result is the same at every run. Memory: partials once.
+// of the warps. The order is fixed, so every run has the same result. Memory: partials once.
 
 constexpr int PARTIAL_WARPS = 16;
 

@@ -19,8 +19,8 @@
 // and a block of 4 warps, one per group of 4 filters, computes 32 rows. All channels lie in shared memory, 44 rows
 // each.
 //
-// A block goes on to its next strips, `stride` items further, and loads their input during the epilogue; meanwhile other
-// blocks of the multiprocessor multiply.
+// A block continues with the strips `stride` items further, and loads their input during the epilogue; meanwhile the
+// other blocks of the multiprocessor multiply.
 //
 // UNIFORM (register_blocked_uniform): all weights lie in constant memory and reach the multiply-adds through uniform
 // registers. A multiply-add then reads two vector registers at most.
@@ -51,7 +51,7 @@ constexpr int CHUNK_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * 
 constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
 constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
 constexpr bool WHOLE_ROWS = OW % STRIP == 0;                  // strips cover their rows exactly
-constexpr bool KEEP_ADDRESSES = STORES <= 8;                  // there are registers for the stores' addresses
+constexpr bool KEEP_ADDRESSES = STORES <= 8;                  // registers suffice for the stores' addresses
 
 // A block's strips: `count` of them from strip `first` of the image on.
 struct BlockStrips {
@@ -73,8 +73,8 @@ __device__ __forceinline__ BlockStrips strips_of(unsigned item, int images) {
     return s;
 }
 
-// Load: issue copies of all rows that the strips need, of the chunk's channels. In shared memory the rows follow one
-// another, those of the next image behind those of the last.
+// Load: issue copies of all rows that the strips need, for the chunk's channels. In shared memory the rows are
+// contiguous, each image's after those of the previous image.
 __device__ __forceinline__ void load_rows(float *to, const float *x, const BlockStrips &s, int first_channel) {
     constexpr int VECTOR = Config::copy_vector;
     const int first_row = s.first / STRIPS_IN_ROW, last_row = (s.first + s.count - 1) / STRIPS_IN_ROW;
@@ -152,12 +152,12 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     commit_copies();
 
     for (; item < items; item += stride) {
-        // A lane beyond the block's last strip computes that one once more and stores nothing.
+        // A lane beyond the block's last strip computes that strip again and stores nothing.
         const auto position_of = [&](const BlockStrips &s) {
             const int strip = min(s.first + warp_strip + lane, s.first + s.count - 1), row = strip / STRIPS_IN_ROW;
             return StripPosition{row, (strip - row * STRIPS_IN_ROW) * STRIP};
         };
-        // Where the thread's first input lies among the rows in shared memory.
+        // The offset of the thread's first input in the rows in shared memory.
         const int input_offset = [&] {
             const BlockStrips s = strips_of(item, images);
             const StripPosition position = position_of(s);
@@ -173,7 +173,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                 for (int j = 0; j < STRIP; j++) sum[f][j] = 0.0f;
         };
 
-        // Main loop: add the products of one chunk of channels, whose inputs and weights are complete.
+        // Main loop: add the products of one chunk of channels. On entry its inputs and weights are in shared memory.
         const auto add_chunk = [&](int chunk, int group) {
             const float *inputs = x_rows + input_offset;
 #if UNIFORM
@@ -218,7 +218,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
         // Epilogue: store the warp's sums of one group of filters, filter by filter, through the warp's own part of
         // shared memory. Only the warp synchronises.
         const auto store = [&](int group) {
-            // Hide from the compiler that these are the values of before: registers for them would be lost to the sums.
+            // Hide from the compiler that it has computed these values before: keeping them would cost registers for
+            // sums.
             unsigned same_item = item;
             asm volatile("" : "+r"(same_item));
             const BlockStrips s = strips_of(same_item, images);

@@ -13,7 +13,7 @@
 // filter after filter; 5 blocks share the filters of a tile, 10 each.
 //
 // With POOL, ROWS and COLUMNS are even, and a thread takes the maxima of its own sums; an odd last row or column, which
-// no maximum takes, is not computed.
+// no maximum covers, is not computed.
 //
 // Arithmetic intensity: 2 M C K K FLOP per output pixel; for 50 filters of 5 x 5, 95 % of all instructions are
 // multiply-adds. Memory: x once, its overlaps from the caches; y once. With one channel the stores of y limit it, so
@@ -92,8 +92,8 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
                             sum[f][i] = fmaf(window[i / COLUMNS + e / K][i % COLUMNS + e % K],
                                              weight[e * FILTERS + f], sum[f][i]);
             }
-            // Epilogue. A loop that runs once, so that no store comes before the last sum. Otherwise the compiler
-            // separates the stores of a row, and two that share a sector reach L2 as two requests.
+            // Epilogue. A loop of one iteration keeps all stores after the last sum. Otherwise the compiler separates
+            // the stores of a row, and two that share a sector reach L2 as two requests.
             do {
 #pragma unroll
                 for (int f = 0; f < FILTERS; f++)

@@ -20,7 +20,7 @@ __device__ __forceinline__ void read(float *to, const float *from) {
     unpack(to, *reinterpret_cast<const Vector<N> *>(from));
 }
 
-// From global memory that nothing writes during the launch.
+// Load from global memory that nothing writes during the launch.
 template <int N>
 __device__ __forceinline__ void load_read_only(float *to, const float *from) {
     unpack(to, __ldg(reinterpret_cast<const Vector<N> *>(from)));

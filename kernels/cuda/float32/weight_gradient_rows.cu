@@ -1,18 +1,18 @@
-// weight_gradient_rows: the gradient to w of a layer with few filters and channels, all of its sums in registers.
+// weight_gradient_rows: the weight gradient of a layer with few filters and channels, all of its sums in registers.
 //
 //     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i + p - PAD_H, j + q - PAD_W]
 //
 //     y row i        [ . . . 4 outputs . . . ]             of FILTERS filters, read from shared memory as vectors
 //     x row i + p    [ . . . 4 + L - 1 pixels . . ]        a window in registers that slides by 4 pixels
 //
-// w and y are the gradients to the filters and to the output; L is a filter's columns. A thread has the sums of FILTERS
+// w and y are the gradients of the filters and of the output; L is a filter's columns. A thread has the sums of FILTERS
 // filters, one channel and one filter row p, FILTERS x L of them; C x K x FILTER_GROUPS threads have all sums of the
 // layer, so one block reads an image once. A block has SLICES such sets of threads, each for other output rows. It goes
 // through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1
 // steps while it computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
 //
-// Example, 28 x 28 inputs and 50 filters of 5 x 5: a thread has 13 x 5 sums, 5 x 4 threads have all of them, and 3
-// slices of them fill 64 threads, which go on by 3 output rows per step.
+// Example, 28 x 28 inputs and 50 filters of 5 x 5: a thread has 13 x 5 sums, 5 x 4 threads have all sums, and 3 slices
+// of these threads fill 64 threads, which take 3 output rows per step.
 //
 // Arithmetic intensity: 2 C K L FLOP per element of y, which is read once; x is read once, with K - 1 more rows per
 // step. From shared memory, FILTERS + 1 vectors per 4 FILTERS L multiply-adds, so the float32 lanes limit it, or memory
@@ -97,7 +97,7 @@ weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, f
         for (int i = 0; i < WINDOW - 4; i += 4) read<4>(window + i, x_row + i);
 #pragma unroll 1
         for (int column = 0; column < OW / 4 * 4; column += 4) add(column, 4);
-        // Not as four outputs, one of them zero: zero times an infinite pixel is no zero.
+        // Add only the outputs that exist: padded with zeros to four, they would turn an infinite pixel into NaN.
         if (OW % 4) add(OW / 4 * 4, OW % 4);
     };
 

@@ -1,7 +1,7 @@
 // half: `register_tiled` with fp16 tiles in shared memory; all sums in float32.
 //
 // Inputs are rounded to 11 bits when they are stored to shared memory. The product of two such numbers is exact in
-// float32, and is added there.
+// float32, and is added in float32.
 //
 //     shared memory word:  | pixel 2 lane + 1 | pixel 2 lane |      one read brings two pixels
 //
@@ -14,8 +14,8 @@
 // Source: IEEE 754 binary16; PTX ISA, cvt.
 // Restriction: |x| and |w| from 2**-14 to 65504; larger values become infinite, smaller ones keep fewer bits.
 //
-// This file defines what register_tiled.cu, which follows it, otherwise defines for float. The conversions are PTX of
-// every architecture, so no header is needed.
+// This file comes before register_tiled.cu, and replaces its definitions for float. The conversions are PTX that every
+// architecture has, so no header is needed.
 
 #define HAS_STORED_TYPE
 typedef unsigned short stored_t;

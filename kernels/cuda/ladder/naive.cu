@@ -21,7 +21,7 @@
 // memory order, so that no lane idles at the end of a short row. A block loops over filters_per_block filters: 1 or M.
 // With sum_in_global the running sum stays in y: a load and a store of global memory per product.
 
-// The loops stay loops here: `unrolled` shows what unrolling them is worth.
+// These loops are not unrolled: the kernel `unrolled` shows the gain from unrolling.
 template <typename T>
 __device__ __forceinline__ void add_products(T &sum, const float *window, const float *filter) {
 #pragma unroll 1

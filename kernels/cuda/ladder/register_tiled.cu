@@ -24,14 +24,14 @@
 // With POOL a warp's pixels are in another order, 32 first corners of 2 x 2 squares, then their 32 second corners and
 // so on, so that one thread has the four corners of a maximum.
 //
-// `half` puts its own stored_t in front of this text.
+// half.cu defines its own stored_t before this text.
 
 #ifndef HAS_STORED_TYPE
 typedef float stored_t;  // of the tiles in shared memory
 
 __device__ __forceinline__ stored_t to_stored(float value) { return value; }
 
-// Return the number, among the warp's 256 pixels, of a thread's pixel u.
+// Return the index of a thread's pixel u in the warp's 256 pixels.
 __device__ __forceinline__ int pixel_in_warp(int lane, int u) { return lane + 32 * u; }
 
 __device__ __forceinline__ void read_pixels(float (&values)[8], const stored_t *row, int lane) {
@@ -56,10 +56,11 @@ constexpr int WEIGHTS = K_PER_STEP * BLOCK_FILTERS, WEIGHT_LOADS = (WEIGHTS + BL
 constexpr int CORNERS = POOL ? 4 : 1;  // pixels that become one element of y
 constexpr int BLOCK_ELEMENTS = BLOCK_PIXELS / CORNERS;
 
-// Return which of the block's elements of y its pixel n belongs to.
+// Return the index, in the block's elements of y, of the element that the block's pixel n belongs to.
 __device__ __forceinline__ int element_of(int n) { return POOL ? n / 128 * 32 + n % 32 : n; }
 
-// Return where the window of the block's pixel n, which belongs to this element of a map of y, begins in an image of x.
+// Return the offset in an image of x of the window of the block's pixel n; `element` is the pixel's element of a map of
+// y.
 __device__ __forceinline__ index_t window_offset(index_t element, int n) {
     if (!POOL) return element / YW * W + element % YW;
     const int corner = n / 32 % 4;

@@ -1,5 +1,5 @@
-// What shared, constant and unrolled have in common: one block computes a tile of output pixels, for all filters, from
-// the tile's input window, which lies in shared memory with all its channels.
+// tile: the code that shared, constant and unrolled have in common. One block computes a tile of output pixels, for all
+// filters, from the tile's input window, which lies in shared memory with all its channels.
 //
 //     window of one channel: window_rows x window_columns        tile: tile_rows x tile_columns
 //     +-----------------+
@@ -41,8 +41,8 @@ __device__ __forceinline__ void load_window(float *window, const float *x, const
     }
 }
 
-// Return where the window of the thread's n-th output begins in shared memory. Threads beyond the tile get output 0:
-// they compute and do not store.
+// Return the offset in shared memory of the window of the thread's n-th output. Threads beyond the tile get output 0's
+// window: they compute, but do not store.
 __device__ __forceinline__ int window_offset(int n) {
     const int pixel = threadIdx.x + n * Config::threads;
     return pixel < TILE_PIXELS ? pixel / Config::tile_columns * WINDOW_COLUMNS + pixel % Config::tile_columns : 0;

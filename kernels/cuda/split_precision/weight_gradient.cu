@@ -1,5 +1,5 @@
-// weight_gradient: the gradient to w of a layer with few channels and filters by mma.sync, all of its sums in a block's
-// registers.
+// weight_gradient: the weight gradient of a layer with few channels and filters by mma.sync, all of its sums in a
+// block's registers.
 //
 //     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i + p - PAD_H, j + q - PAD_W]
 //

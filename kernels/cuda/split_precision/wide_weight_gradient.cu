@@ -1,4 +1,4 @@
-// wide_weight_gradient: the gradient to w of a layer with many channels and filters, an implicit GEMM in split
+// wide_weight_gradient: the weight gradient of a layer with many channels and filters, an implicit GEMM in split
 // precision by TMA and wgmma (sm_90a). Compiled after the .cuh files of wide.SHARED_SOURCES.
 //
 //     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i stride + p dilate - pad, ...]
