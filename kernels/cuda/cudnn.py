@@ -1,8 +1,8 @@
 """cudnn: NVIDIA's library, through its Python package nvidia-cudnn-frontend, where it is faster than our kernels.
 
-The first call for a layer times the first plans of cuDNN's heuristics, and the process keeps the fastest. Excluded are
-plans that round the factors to TF32 or shorter formats, accumulate in these, or have transforms that lose digits. The
-results of two runs may differ in the last bits: the order of cuDNN's sums and the fastest plan vary.
+The first call for a layer times the first plans of cuDNN's heuristics, and the process keeps the fastest. Plans that
+round the factors to TF32 or shorter formats, accumulate in these, or have transforms that lose digits are excluded. The
+results of two runs may differ in the last bits, because the order of cuDNN's sums and the fastest plan vary.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _ALIGNMENT = 16
 _EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13")
 #: The most scratch memory of a plan, in bytes.
 _WORKSPACE_BYTES = 1 << 30
-#: Plans that a layer's first call times, as many as PyTorch (torch.backends.cudnn.benchmark_limit); the timed calls of
-#: each; the seconds of one plan after which no further call is timed.
+#: The plans that a layer's first call times, as many as PyTorch's (torch.backends.cudnn.benchmark_limit); the timed
+#: calls per plan; the seconds after which no further call of a plan is timed.
 _TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS = 10, 3, 0.05
-#: Seconds of all plans of a layer after which no further plan is timed.
+#: The seconds after which no further plan of a layer is timed.
 TIMED_SECONDS = 1.0
-#: From this many channels and filters on, cuDNN is faster than blocked_gemm, in a forward pass and in a gradient to the
-#: weight (ece408-bench layers --gradient weight).
+#: From this many channels and filters on, cuDNN is faster than blocked_gemm, in a forward pass and in a weight gradient
+#: (ece408-bench layers --gradient weight).
 _WIDE, _WIDE_WEIGHT_GRADIENT = 64, 32
-#: The tile of cuDNN's FFT, and the elements of a filter, by the share of the tiles that an image uses, from which on it
-#: is faster than three products on tensor cores (the same command).
+#: The tile size of cuDNN's FFT; the fewest filter elements, times the share of its tiles that an image fills, with
+#: which the FFT is faster than three products on tensor cores (the same command).
 _FFT_TILE, _FFT_ELEMENTS = 32, 20
 
 
@@ -69,7 +69,7 @@ def library() -> Any:
     return package
 
 
-#: A call sets the stream of its GPU's handle first, so it holds the lock until its work is queued.
+#: A call sets the stream of its GPU's handle first, so it holds this lock until its work is queued.
 _lock = Lock()
 
 
@@ -110,7 +110,7 @@ class _Graph:
                 self._tensors = dict(zip(problem.operands, (a, b, out)))
                 self._bytes = dict(zip(problem.operands, (ITEM_BYTES * prod(shape) for shape in problem.shapes)))
                 self._create_plans(package)
-                #: Builds the plans that are left; the number of the plan to run.
+                #: An iterator that builds the remaining plans; the number of the plan to run.
                 self._plans = self._built()
                 self._number = next(self._plans, -1)
                 if self._number < 0:
@@ -128,22 +128,22 @@ class _Graph:
         self._graph.check_support()
 
     def _built(self) -> Iterator[int]:
-        """Build one plan after another, in the order of cuDNN's heuristics; yield the numbers of those that exist."""
+        """Build one plan after another, in the order of cuDNN's heuristics; yield the numbers of those built."""
         for number in range(self._graph.get_execution_plan_count()):
             try:
                 self._graph.build_plan_at_index(number)
-            except Exception:  # cuDNN's: the plan is excluded, or not for this GPU
+            except Exception:  # from cuDNN: the plan is excluded, or not for this GPU
                 continue
             yield number
 
     def __call__(self, addresses: Mapping[str, int], stream: Any) -> None:
-        """Queue the computation on a stream of the GPU that it is planned for, the current one.
+        """Queue the computation on a stream of the current GPU, for which it must have been planned.
 
         The first call also times other plans, on the caller's arrays, unless a CUDA graph is captured.
         """
         with _lock, stream:
             gpu, filled = cuda.cupy().cuda, list(self._tensors)[-1]
-            # cuDNN refuses other addresses.
+            # cuDNN refuses addresses that are not aligned.
             copies = {name: gpu.alloc(self._bytes[name]) for name, start in addresses.items() if start % _ALIGNMENT}
             pointers = {t: copies[name].ptr if name in copies else addresses[name] for name, t in self._tensors.items()}
             for name in copies.keys() - {filled}:
@@ -151,7 +151,7 @@ class _Graph:
             library().set_stream(handle=_handle(), stream=stream.ptr)
             if not self._timed and not stream.is_capturing():
                 self._number, self._timed = self._fastest(pointers), True
-                # The pool would keep the memory of every plan that was timed.
+                # Otherwise CuPy's pool would keep the workspaces of all timed plans.
                 cuda.cupy().get_default_memory_pool().free_all_blocks(stream)
             self._execute(self._number, pointers)
             if filled in copies:
@@ -163,12 +163,12 @@ class _Graph:
 
     def _execute(self, number: int, pointers: Mapping[Any, int]) -> None:
         size = self._graph.get_workspace_size_plan_at_index(number)
-        # CuPy's pool gives the memory to later work of this stream only. No plan needs an address of size 0.
+        # CuPy's pool reuses the memory only for later work of this stream. Plans need an address even for 0 bytes.
         workspace = cuda.cupy().cuda.alloc(max(1, size))
         self._graph.execute_plan_at_index(pointers, workspace.ptr, number, handle=_handle())
 
     def _fastest(self, pointers: Mapping[Any, int]) -> int:
-        """Return the number of the fastest of the first plans; those that do not run, or have no room, are left out."""
+        """Return the number of the fastest of the first plans; plans that fail or lack memory are left out."""
         seconds: dict[int, float] = {}
         end = time.perf_counter() + TIMED_SECONDS
         clock = timer.GpuClock("cudnn")
@@ -218,10 +218,11 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     return Plan({}, max(1, problem.batch), lambda images: (call,))
 
 
-#: Winograd's F(4x4, 3x3), the worst of the transforms that are left. For factors of equal variance, a rounding error of
-#: the transformed products has 31 times the effect on an output that one of the products has: along each axis the root
-#: of the largest row of A^2 (G^2 1) (B^2 1) / 3, with the squares of each element of the matrices in "Fast Algorithms
-#: for Convolutional Neural Networks" (A. Lavin and S. Gray, 2016). The transforms and the product round 20 times.
+#: Winograd's F(4x4, 3x3), the least precise transform that is not excluded. For factors of equal variance, a rounding
+#: error of a transformed product has 31 times the effect on an output of an error of a product: along each axis the
+#: root of the largest row of A^2 (G^2 1) (B^2 1) / 3, with the squares of each element of the matrices in "Fast
+#: Algorithms for Convolutional Neural Networks" (A. Lavin and S. Gray, 2016). The transforms and the product round 20
+#: times.
 AMPLIFICATION, _ROUNDINGS = 31.4, 20
 #: A sum of the transformed products has n / 9 terms, and rounds each half as often, on average.
 _SUM_ROUNDINGS = 1 / 18
@@ -231,7 +232,7 @@ _DEVIATIONS, _NORMAL = 6 / sqrt(3), pi / 2
 
 
 def _bound(problem: ConvProblem) -> float:
-    """Return the larger bound of a float32 sum and of Winograd's algorithm, for independent roundings and factors.
+    """Return the larger of two error bounds: a float32 sum's, and Winograd's for independent roundings and factors.
 
     Independent roundings add up like a random walk (N. Higham and T. Mary, SIAM J. Sci. Comput. 41, 2019). The FFT
     amplifies none. For other factors, only norms of whole tiles bound the errors of both algorithms (B. Barabasz et
@@ -247,7 +248,7 @@ def _largest_in_maps(x: np.ndarray) -> np.ndarray:
 
 
 def is_faster_than_fp16x3(problem: ConvProblem, chip: Chip) -> bool:
-    """Return whether cuDNN is there and computes a data gradient faster than fp16x3 kernels do: by the FFT."""
+    """Return whether cuDNN is installed and its FFT computes a data gradient faster than fp16x3 kernels."""
     if not isinstance(problem, DataGradient) or problem.needs & {STRIDE, DILATE, GROUPS}:
         return False
     elements = 1.0

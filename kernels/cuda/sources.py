@@ -1,4 +1,4 @@
-"""Where the CUDA sources are."""
+"""The paths of the CUDA sources."""
 
 from __future__ import annotations
 

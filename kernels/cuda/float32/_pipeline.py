@@ -1,4 +1,4 @@
-"""What the direct kernels of the gradients expect of a multiprocessor that computes one step and copies the next."""
+"""The cost model of the direct gradient kernels: a multiprocessor computes one step while it copies the next."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _BYTES_PER_CYCLE, _LATENCY = 17, 1500
 
 
 def odd_vectors(floats: int) -> int:
-    """Return a pitch of an odd number of 16-byte vectors: rows then begin in different banks of shared memory."""
+    """Return ``floats`` rounded up to an odd number of 16-byte vectors: with this pitch, rows begin in other banks."""
     return 4 * (ceil_div(floats, 4) | 1)
 
 
 def step_cycles(compute: float, copied: float, stages: int) -> float:
-    """Return the cycles of a step of a pipeline: of its arithmetic, its copies, or a share of their latency.
+    """Return the predicted cycles of a pipeline step: the most of its arithmetic, its copies and their hidden latency.
 
     Args:
         compute: the cycles of the arithmetic.

@@ -1,7 +1,7 @@
 """The tiles of ``register_blocked``: their memory, the candidates for a layer, and the cost model that chooses one.
 
-The model counts the instructions and the shared-memory cycles of each candidate and takes the one that does a layer's
-products in the fewest. Its constants were fitted to 524 tiles of 45 layers timed on an H200; they spread by 10 %.
+The model counts the instructions and the shared-memory cycles of each candidate and takes the candidate with the fewest
+for a layer's products. Its constants were fitted to 524 tiles of 45 layers timed on an H200; they spread by 10 %.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ece408_op.runtime.launch import CONSTANT_BYTES, REGISTERS, Chip, ceil_div, 
 
 #: The chip whose compiler moves weights from constant memory to uniform registers.
 UNIFORM_CAPABILITY = (9, 0)
-#: Bytes of constant memory that are left free, and that the nearest constant cache holds, less some.
+#: Bytes of constant memory that are left free; bytes of weights that surely fit the constant cache nearest to the
+#: lanes.
 RESERVED_BYTES, CACHED_BYTES = 512, 8192
-#: Pixels per strip from which weights are needed so seldom that the constant cache's misses don't matter, and the least
-#: with which weights may come from constant memory at all.
+#: The pixels per strip from which weights are read so seldom that constant-cache misses don't matter; the fewest pixels
+#: per strip with which weights may come from constant memory at all.
 LONG_STRIP, SHORT_STRIP = 20, 9
 
 #: Shared memory that a multiprocessor reserves per block.
@@ -33,7 +34,7 @@ _GROUPS = (1, 2, 3, 4, 6, 8)
 _MOST_BLOCK_WARPS = 16
 #: Blocks and warps that every chip's multiprocessors can hold.
 _MOST_BLOCKS, _MOST_WARPS = 16, 32
-#: With more sums or pixels per thread, the inputs and weights don't fit the registers with them.
+#: The most sums and pixels per thread: with more, the registers cannot hold the inputs and weights as well.
 _MOST_SUMS, _MOST_PIXELS = 120, 28
 #: Thread tiles, best first, for which every block is tried.
 _TRIED = 8
@@ -76,7 +77,7 @@ class RegisterBlockedTile:
         return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
 
     def input_slack(self, problem: ConvProblem) -> int:
-        """Return how many floats the last strip of the last row may read beyond it."""
+        """Return the number of floats that the last strip of the last row may read beyond that row."""
         read = round_up(self.strip_pixels + problem.kernel - 1, self.input_vector)
         return max(0, (self.strips_in_row(problem) - 1) * self.strip_pixels + read - self.row_pitch)
 
@@ -91,7 +92,7 @@ class RegisterBlockedTile:
 
 
 class _ThreadTile(NamedTuple):
-    """A thread's tile; ``cost`` in issue cycles per product and output."""
+    """A thread's tile; ``cost`` is in issue cycles per product and output."""
 
     cost: float
     pixels: int
@@ -103,7 +104,7 @@ class _ThreadTile(NamedTuple):
 
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = False) -> RegisterBlockedTile | None:
-    """Return the tile of the least cost; None if none fits the chip's shared or constant memory."""
+    """Return the tile with the least cost; None if no tile fits the chip's shared or constant memory."""
     copied = next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0)
     thread_tiles = sorted(_thread_tiles(problem, copied, uniform))[:_TRIED]
     found = [each for tile in thread_tiles for each in _block_tiles(problem, tile, chip, copied)]
@@ -131,14 +132,14 @@ def _thread_tiles(problem: ConvProblem, copied: int, uniform: bool) -> Iterator[
 def _block_tiles(
     problem: ConvProblem, thread: _ThreadTile, chip: Chip, copied: int
 ) -> Iterator[tuple[float, RegisterBlockedTile]]:
-    """Yield cost and tile of every block that fits the chip, for a thread's tile."""
+    """Yield the cost and the tile of every block of a thread's tiles that fits the chip."""
     k, channels, uniform = problem.kernel, problem.channels, thread.uniform
     all_groups = ceil_div(problem.filters, thread.filters)
     exact = problem.output_width % thread.pixels == 0
-    # A multiprocessor has four schedulers, each with a quarter of the registers; a thread has them in steps of 8.
+    # A multiprocessor has four schedulers, each with a quarter of the registers; threads get registers in steps of 8.
     per_thread = min(255, round_up(_registers(thread, k, exact, chip), 8))
     resident_warps = min(_MOST_WARPS, 4 * (REGISTERS // (4 * 32 * per_thread)))
-    loop = thread.cost * k * thread.pixels * thread.filters  # of one row of one channel, with all waste
+    loop = thread.cost * k * thread.pixels * thread.filters  # of one filter row of one channel, with all waste
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     groups_tried = sorted({min(all_groups, g) for g in _GROUPS})
     keeps = (True,) if uniform else (True, False)
@@ -172,16 +173,16 @@ def _block_tiles(
 
 
 def _registers(thread: _ThreadTile, kernel: int, exact: bool, chip: Chip) -> int:
-    """Return about how many registers a thread needs; ``exact``: strips do not reach beyond their row."""
+    """Return the approximate number of registers of a thread; ``exact``: strips do not reach beyond their row."""
     values = thread.pixels * thread.filters + thread.pixels + kernel - 1
     if thread.uniform and chip.capability == UNIFORM_CAPABILITY:  # with more, the compiler uses ordinary registers
         return values + 12
-    # The compiler needs fewer for the chip that the model was fitted on than for others.
+    # On sm_90, which the model was fitted on, the compiler needs fewer registers than on other chips.
     return values + (24 if chip.capability == (9, 0) else 40) + (0 if exact else 4)
 
 
 def _rows(problem: ConvProblem, strips_in_row: int, strips: int) -> int:
-    """Return the most input rows that neighbouring strips read, wherever they begin."""
+    """Return the most input rows that ``strips`` neighbouring strips read, wherever the first one begins."""
     spanned = strips // strips_in_row if strips % strips_in_row == 0 else (strips - 2) // strips_in_row + 2
     images_begun = ceil_div(spanned - 1, problem.output_height)
     return spanned + (problem.kernel - 1) * (images_begun + 1)
@@ -205,21 +206,21 @@ def _read_cycles(pitch: int, strips: int, pixels: int, vector: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _row_pitch(width: int, strips: int, pixels: int, vector: int) -> int:
-    """Return floats from one row to the next such that a warp's reads have few bank conflicts."""
+    """Return the floats from one row to the next with which a warp's reads have few bank conflicts."""
     first = round_up(width, vector)
     options = range(first, first + 33, vector)
     return min(options, key=lambda s: (_read_cycles(s, strips, pixels, vector) * (1 + (s - first) / 100), s))
 
 
 def _fits_constant_cache(problem: ConvProblem, pixels: int, filters: int) -> bool:
-    """Return whether the weights fit constant memory, and warps either need them seldom or find them in the cache."""
+    """Return whether the weights fit constant memory, and warps either read them seldom or find them in the cache."""
     k = problem.kernel
     size = ITEM_BYTES * ceil_div(problem.filters, filters) * problem.channels * k * round_up(k * filters, 4)
     return pixels >= SHORT_STRIP and size <= (CONSTANT_BYTES - RESERVED_BYTES if pixels >= LONG_STRIP else CACHED_BYTES)
 
 
 def _loop_cycles(problem: ConvProblem, pixels: int, filters: int, vector: int, cycles: float, uniform: bool) -> float:
-    """Return a scheduler's cycles for a warp's filter row: those of issue, or those of shared memory if more."""
+    """Return a scheduler's cycles for a warp's filter row: the larger of issue cycles and shared-memory cycles."""
     k = problem.kernel
     products = k * pixels * filters
     reads, weights = ceil_div(pixels + k - 1, vector), round_up(k * filters, 4) // 4
@@ -232,11 +233,11 @@ def _loop_cycles(problem: ConvProblem, pixels: int, filters: int, vector: int, c
 
 
 def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_groups: int) -> float:
-    """Return the issue cycles per product and output, with all that the main loop does not contain."""
+    """Return the issue cycles per product and output, including all work outside the main loop."""
     k, channels = problem.kernel, problem.channels
     chunks = ceil_div(channels, tile.channels)
     warps = tile.threads // 32
-    # Of one warp for one group of filters: the loop, clearing the sums, storing them.
+    # The cycles of one warp for one group of filters: the loop, clearing the sums, storing them.
     aligned_maps = problem.output_height * problem.output_width % 4 == 0
     store = (1.5 if aligned_maps else 3.0) if tile.exact(problem) else 25.0
     group = channels * k * loop + store * tile.strip_pixels * tile.filters + 24
@@ -246,11 +247,11 @@ def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_grou
     # Few warps hide little latency; a number of warps that is no multiple of four loads the schedulers unevenly.
     item *= 1 + 1.27 * math.exp(-tile.blocks * warps / 4)
     item *= 1 + (0.34 * (round_up(warps, 4) / warps - 1) if warps > 4 else 0.05 * (warps == 3))
-    # A block's warps wait for the last one, and for their input; only the other blocks work meanwhile.
+    # A block's warps wait for its last warp, and for their input; only the other blocks work meanwhile.
     item += 80 * chunks * warps
     item += 270 * chunks * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
     useful = tile.passes * channels * k * k * tile.strip_pixels * tile.filters
-    # Groups that a warp computes one after another have their weights elsewhere in constant memory each time.
+    # A warp that computes several groups reads other constant memory for each group's weights.
     if tile.uniform and tile.passes > 1 and channels > 1:
         item *= 1.05 if tile.blocks > 1 else 1.15
     groups_per_block = tile.filter_groups * tile.passes

@@ -1,6 +1,6 @@
 """blocked_gemm: every convolution and both gradients as an implicit GEMM on the float32 lanes, for any GPU.
 
-This file chooses the tile, and the splits of a weight gradient; ``blocked_gemm.cu`` says how a block computes it.
+This file chooses the tile, and the splits of a weight gradient; ``blocked_gemm.cu`` says how a block computes a tile.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ece408_op.runtime.launch import Chip, Plan, ceil_div, one_launch, round_up
 from ..sources import sources
 from . import partial_sums
 
-#: Blocks of a weight gradient, about eight per multiprocessor of a large GPU, and the outputs that a block adds: fewer
-#: cost more partial sums, more cost accuracy.
+#: The desired number of blocks of a weight gradient, about eight per multiprocessor of a large GPU; the fewest and the
+#: most outputs that a block adds: fewer cost more partial sums, more cost accuracy.
 _BLOCKS, _FEWEST_OUTPUTS, _MOST_OUTPUTS = 1056, 512, 8192
 
 
@@ -62,7 +62,7 @@ def _gemm_sizes(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _tile(problem: ConvProblem) -> BlockedGemmTile:
-    """Return the tile with the least work, products beyond the edge and reads of shared memory included."""
+    """Return the tile with the least work, including products beyond the edge and reads of shared memory."""
     rows, columns = _gemm_sizes(problem)
 
     def work(tile: BlockedGemmTile) -> float:
@@ -73,7 +73,10 @@ def _tile(problem: ConvProblem) -> BlockedGemmTile:
 
 
 def _splits(problem: ConvProblem) -> tuple[int, int]:
-    """Return the splits of a weight gradient and the outputs of each: the problem alone decides, so the bound holds."""
+    """Return the number of splits of a weight gradient, and the outputs per split.
+
+    They depend only on the problem, so that the error bound holds on every chip.
+    """
     (rows, columns), tile = _gemm_sizes(problem), _tile(problem)
     outputs = max(1, problem.products)
     tiles = ceil_div(rows, tile.tile_rows) * ceil_div(columns, tile.tile_columns) * problem.groups
@@ -83,7 +86,7 @@ def _splits(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _bound(problem: ConvProblem) -> float:
-    """Return the bound: float32_bound, or that of a sum in two levels, in which a product is rounded less often."""
+    """Return the error bound: float32_bound or, for a sum in two levels, a bound with fewer roundings per product."""
     return sum_bound(sum(_splits(problem))) if isinstance(problem, WeightGradient) else float32_bound(problem)
 
 
@@ -98,7 +101,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         entry, blocks = "blocked_gemm_weights", tiles * splits
         return partial_sums.plan(problem, entry, blocks, tile.threads, numbers, splits, config)
 
-    # A gradient to the data with a stride is several problems: pixels with the same remainders use the same taps.
+    # A data gradient with a stride consists of several problems: pixels with equal remainders use the same taps.
     outputs, classes = problem.output_height * problem.output_width, 1
     if isinstance(problem, DataGradient):
         outputs = ceil_div(problem.height, problem.stride[0]) * ceil_div(problem.width, problem.stride[1])

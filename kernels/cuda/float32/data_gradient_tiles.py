@@ -17,11 +17,12 @@ from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, ev
 from ..sources import sources
 from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
-#: Threads of a block, its bytes of shared memory (two such blocks fit a multiprocessor of sm_90), sums of a thread.
+#: The most threads per block, bytes of shared memory per block (two blocks fit an sm_90 multiprocessor), sums per
+#: thread.
 _MOST_THREADS, _MOST_SHARED, _MOST_SUMS = 512, 112 * 1024, 48
 #: Products from one promotion of the sums to the next: with one level of sums the error was three times cuDNN's.
 _PROMOTED_PRODUCTS = 128
-#: With more channels, tensor cores or blocked_gemm are faster.
+#: The most channels: with more, tensor cores or blocked_gemm are faster.
 _MOST_CHANNELS = 16
 
 
@@ -62,7 +63,7 @@ class DataGradientTile:
         return ITEM_BYTES * (self.stages * stage + weights)
 
     def registers(self, problem: ConvProblem) -> int:
-        """Return about how many registers a thread needs."""
+        """Return the approximate number of registers of a thread."""
         sums, taps = self.rows * self.columns * self.channels, round_up(problem.kernel_width, 4)
         weights = problem.kernel * taps if self.rows > 1 else 2 * taps
         return round_up(2 * sums + self.row_floats(problem) + weights + 20, 8)
@@ -74,7 +75,7 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
     promotion = ceil_div(_PROMOTED_PRODUCTS, problem.kernel * problem.kernel_width)
     store = next(v for v in vectors if problem.width % v == 0)
     sizes = even_shares(problem.channels, 8)
-    # Columns in whole vectors, an odd number of them: those of eight threads in a row then lie in different banks.
+    # An odd number of whole vectors per thread: the columns of eight neighbouring threads then lie in different banks.
     for columns, channels, rows in product((4, 12), sizes, range(1, 9)):
         if rows * columns * channels > _MOST_SUMS or min(rows, channels) > 1:
             continue
@@ -106,11 +107,11 @@ def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
     fmas *= window_rows if tile.rows == 1 else tile.rows * problem.kernel
     inputs = window_rows * tile.row_floats(problem) / 4
     weights = tile.channels * problem.kernel * round_up(problem.kernel_width, 4) / 4
-    # Issue slots, and the cycles of shared memory, which serves one scheduler at a time: four per vector of inputs.
+    # Issue slots, and shared-memory cycles: four per vector of inputs. Shared memory serves one scheduler at a time.
     issue, shared = fmas + inputs + weights + 12, 4 * (4 * inputs + weights)
     floats = tile.images * problem.output_height * problem.output_width
     filter_cycles = max(issue, shared) + 0.3 * min(issue, shared) + 10 * floats / tile.copy_vector / threads
-    # The warps of the busiest scheduler: with one it waits for each read, with four hardly ever.
+    # The warps of the busiest scheduler: with one warp it waits for each read, with four it hardly ever waits.
     warps = ceil_div(tile.blocks * threads, 128)
     cycles = (tile.step_filters * filter_cycles + 100) * warps * (1 + 0.8 / warps)
     cycles = step_cycles(cycles, ITEM_BYTES * tile.blocks * tile.step_filters * floats, tile.stages)
@@ -121,7 +122,7 @@ def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
 
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, aligned: int) -> DataGradientTile | None:
-    """Return the tile of the least cost for the layer; None if no tile fits a block."""
+    """Return the tile with the least cost for the layer; None if no tile fits a block."""
     return min(_tiles(problem, aligned), key=lambda tile: _cost(problem, tile), default=None)
 
 

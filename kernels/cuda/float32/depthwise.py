@@ -15,23 +15,24 @@ from ..sources import sources
 from . import partial_sums
 
 _THREADS = 128
-#: Rows of a thread: more reuse each load more often, fewer fill small images.
+#: Rows per thread: more rows reuse each load more often, fewer rows give small images enough threads.
 _ROWS = 8
-#: Taps of a filter: a thread has a sum for each, and its code a multiply-add for each tap and row.
+#: The most taps of a filter: a thread has a sum per tap, and its code has a multiply-add per tap and row.
 _MOST_TAPS = 49
-#: Blocks of a weight gradient, about eight per multiprocessor of a large GPU; the least items of a thread.
+#: The desired number of blocks of a weight gradient, about eight per multiprocessor of a large GPU; the fewest items of
+#: a thread.
 _BLOCKS, _FEWEST_ITEMS = 1056, 4
 
 
 def _rows(problem: ConvProblem) -> int:
-    """Return the rows of a thread: for a data gradient, a multiple of the stride."""
+    """Return the rows per thread; for a data gradient, a multiple of the stride."""
     if isinstance(problem, DataGradient):
         return round_up(min(_ROWS, problem.height), problem.stride[0])
     return min(_ROWS, problem.output_height)
 
 
 def _shares(problem: ConvProblem) -> tuple[int, int, int]:
-    """Return the items of all images of one map, the shares of a weight gradient, and the items of a share."""
+    """Return a weight gradient's work items per map, for all images; its number of shares; the items per share."""
     items = problem.batch * ceil_div(problem.output_height, _rows(problem)) * problem.output_width
     shares = min(ceil_div(_BLOCKS, problem.filters), partial_sums.most_partials(problem))
     length = max(ceil_div(items, shares), _FEWEST_ITEMS * _THREADS)
@@ -39,7 +40,7 @@ def _shares(problem: ConvProblem) -> tuple[int, int, int]:
 
 
 def _bound(problem: ConvProblem) -> float:
-    """Return the bound: of a weight gradient, that of a thread's, a warp's, a block's sum and of the shares."""
+    """Return the error bound; a weight gradient's sums have four levels: thread, warp, block and shares."""
     if not isinstance(problem, WeightGradient):
         return float32_bound(problem)
     _, shares, length = _shares(problem)

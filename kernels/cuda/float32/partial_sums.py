@@ -14,7 +14,7 @@ _THREADS, _WEIGHTS_OF_BLOCK = 512, 32
 
 
 def most_partials(problem: ConvProblem) -> int:
-    """Return how many arrays of the weights' size fit the scratch memory, at least 1."""
+    """Return the number of arrays of the weights' size that fit the scratch memory, at least 1."""
     return max(1, SCRATCH_BYTES // (ITEM_BYTES * math.prod(problem.w_shape)))
 
 
@@ -31,8 +31,8 @@ def plan(
     """Return the plan of a weight gradient, all images in one launch.
 
     Args:
-        entry, blocks, threads, shared: the first launch, which fills ``count`` arrays of sums. It gets x, y, the arrays
-            and the ``numbers``. A single array is w itself, and needs no second launch.
+        entry, blocks, threads, shared: the first launch, which fills ``count`` arrays of partial sums. Its arguments
+            are x, y, the arrays and the ``numbers``. If there is one array, it is w itself, and no launch follows.
     """
     arguments = ("x", "y", "w" if count == 1 else "partials", *numbers)
     steps, scratch = [Launch(entry, (blocks, 1, 1), (threads, 1, 1), arguments, shared)], {}

@@ -27,12 +27,12 @@ from ..sources import sources
 from . import _register_blocked_tiles as tiles
 from ._register_blocked_tiles import RegisterBlockedTile, best_tile
 
-#: FLOP of a call, 0.2 ms of an H200, from which copying the weights to constant memory pays, and FLOP per byte from
-#: which the float32 lanes limit the kernel, not memory.
+#: The FLOP per call, 0.2 ms on an H200, from which copying the weights to constant memory is profitable; the FLOP per
+#: byte from which the float32 lanes limit the kernel, not memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
-#: Multiprocessors are not equally fast: some store a third more in the same time. So a grid has several times as many
-#: blocks as the chip holds, and the fast multiprocessors take more of them: _SHARES, or _SHARES_UNIFORM where blocks
-#: load no weights. With fewer than _MANY_ITEMS items per resident block, the chip holds the whole grid.
+#: Multiprocessors are not equally fast: some store a third more in the same time. So a grid has _SHARES times as many
+#: blocks as the chip holds, or _SHARES_UNIFORM times as many if blocks load no weights, and the fast multiprocessors
+#: take more of them. With fewer than _MANY_ITEMS items per resident block, the chip holds the whole grid.
 _SHARES, _SHARES_UNIFORM, _MANY_ITEMS = 4, 8, 8
 
 
@@ -71,7 +71,7 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
 
 
 def _plan(uniform: bool, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    # A tile for wide copies may have longer rows and not fit, where the one for single floats does.
+    # A tile for wide copies may have longer rows, and not fit although the tile for single floats does.
     one = problem.with_batch(1)
     tile = best_tile(one, chip, aligned, uniform) or best_tile(one, chip, 4, uniform)
     assert tile is not None, "_limits refuses a problem without a tile"

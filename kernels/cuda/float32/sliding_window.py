@@ -25,15 +25,15 @@ from ece408_op.runtime.launch import (
 from ..sources import sources
 
 _THREADS = 128
-#: Registers of one scheduler, of which a multiprocessor has four; of a thread, besides its window and sums; at most.
+#: Registers per scheduler (a multiprocessor has four); of a thread besides its window and sums; of a thread at most.
 _SCHEDULER_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 16384, 24, 248
-#: With more channels, the window is read too often.
+#: The most channels: with more, the window is read too often.
 _MOST_CHANNELS = 4
-#: Passes of FILTERS filters per block, at most: with fewer the window is read too often, with more there are too few
+#: The most passes of FILTERS filters per block: with fewer the window is read too often, with more there are too few
 #: blocks for all multiprocessors.
 _PASSES = 12
-#: The most blocks for each that the chip holds at a time (register_blocked.py says why). On 62 layers, 4 took 1.012 of
-#: the time of 8, and 16 took 0.99, but 1.03 of it on a pooled layer of the course.
+#: The most blocks in the grid per block that the chip holds (register_blocked.py says why). On 62 layers, 4 took 1.012
+#: times as long as 8, and 16 took 0.99 times as long, but 1.03 times on a pooled layer of the course.
 _SHARES = 8
 
 
@@ -48,12 +48,12 @@ class SlidingWindowTile:
     store_vector: int  # floats of one store
 
     def registers(self, kernel: int) -> int:
-        """Return about how many registers a thread needs."""
+        """Return the approximate number of registers of a thread."""
         window = (self.rows + kernel - 1) * round_up(self.columns + kernel - 1, self.load_vector)
         return window + self.rows * self.columns * self.filters + _OTHER_REGISTERS
 
     def warps(self, kernel: int) -> int:
-        """Return the warps that a scheduler holds."""
+        """Return the number of warps that a scheduler's registers hold."""
         return _SCHEDULER_REGISTERS // (32 * round_up(self.registers(kernel), 8))
 
     def tiles(self, problem: ConvProblem) -> int:
@@ -62,7 +62,7 @@ class SlidingWindowTile:
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
     def parts(self, problem: ConvProblem) -> int:
-        """Return how many blocks share the filters of a tile."""
+        """Return the number of blocks that share the filters of a tile."""
         fitting = SHARED_BYTES // self.pass_bytes(problem)
         return ceil_div(ceil_div(problem.filters, self.filters), min(_PASSES, fitting))
 
@@ -77,7 +77,7 @@ def _step(problem: ConvProblem) -> int:
 
 
 def _computed(problem: ConvProblem) -> tuple[int, int]:
-    """Return the rows and columns of the convolution that are computed: those that some maximum takes."""
+    """Return the rows and columns of the convolution that are computed: with pooling, those that a maximum covers."""
     rows, columns = problem.y_shape[2:]
     return _step(problem) * rows, _step(problem) * columns
 
@@ -85,7 +85,7 @@ def _computed(problem: ConvProblem) -> tuple[int, int]:
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[SlidingWindowTile]:
     (height, width), step = _computed(problem), _step(problem)
     for columns in (p for p in (1, 2, 4) if p <= width and p % step == 0):
-        # A vector is aligned if every tile begins at one, also the last one, which is moved back to the edge.
+        # Vectors are aligned if every tile begins at one, including the last tile, which is moved back to the edge.
         begins = (width, columns) if width % columns == 0 else (width, columns, width - columns)
         vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
         load = next(v for v in vectors if all(n % v == 0 for n in (problem.width, *begins[1:])))
@@ -100,7 +100,7 @@ def _cost(problem: ConvProblem, tile: SlidingWindowTile) -> float:
     k, sums = problem.kernel, tile.rows * tile.columns
     products = problem.channels * k * k * sums
     loads = (tile.rows + k - 1) * ceil_div(tile.columns + k - 1, tile.load_vector)
-    # A change of weight and its read; a store of less than 16 bytes per lane costs as much as a whole one.
+    # A new weight costs a read and a change; a store of less than 16 bytes per lane costs as much as one of 16 bytes.
     stores = sums / _step(problem) ** 2
     slots = 1.04 * products + 0.78 * problem.channels * k * k + 2.3 * stores / tile.store_vector + 5.7
     # The warp waits for a window's inputs.
@@ -116,7 +116,7 @@ def _cost(problem: ConvProblem, tile: SlidingWindowTile) -> float:
 
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, aligned: int) -> SlidingWindowTile | None:
-    """Return the tile of the least cost for the layer; None if no window fits the registers."""
+    """Return the tile with the least cost for the layer; None if no window fits the registers."""
     fitting = [t for t in _tiles(problem, aligned) if t.registers(problem.kernel) <= _MOST_REGISTERS]
     return min(fitting, key=lambda tile: _cost(problem, tile), default=None)
 

@@ -20,10 +20,11 @@ from ..sources import sources
 from . import partial_sums
 from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
-#: Blocks, whole waves of 132 multiprocessors with one, two, three or four blocks each: the problem alone decides, so
-#: that the error bound holds on every chip.
+#: Blocks: whole waves on 132 multiprocessors with one, two, three or four blocks each. The number does not depend on
+#: the chip, so that the error bound holds on every chip.
 _BLOCKS = 12 * 132
-#: Sums of a thread, threads of a block, and its bytes of shared memory: two such blocks fit a multiprocessor of sm_90.
+#: The most sums per thread, threads per block, bytes of shared memory per block: two blocks fit an sm_90
+#: multiprocessor.
 _MOST_SUMS, _MOST_THREADS, _MOST_SHARED = 88, 512, 112 * 1024
 
 
@@ -91,7 +92,7 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
     y_floats = problem.filters * tile.step_rows * problem.output_width
     rows, columns = ceil_div(tile.step_rows, tile.slices), ceil_div(problem.output_width, 4)
     copies = 10 * (x_floats / tile.x_vector + y_floats / tile.y_vector) / threads
-    # The warps of the busiest scheduler: with one it waits for each read, with four hardly ever.
+    # The warps of the busiest scheduler: with one warp it waits for each read, with four it hardly ever waits.
     warps = ceil_div(resident * threads, 128)
     cycles = (rows * (columns * vector + 20) + copies + 80 + threads / 8) * warps * (1 + 0.8 / warps)
     cycles = step_cycles(cycles, ITEM_BYTES * resident * (x_floats + y_floats), tile.stages)
@@ -101,7 +102,7 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
 
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, aligned: int) -> WeightGradientTile | None:
-    """Return the tile of the least cost for the layer; None if the sums fit no block."""
+    """Return the tile with the least cost for the layer; None if the sums fit no block."""
     return min(_tiles(problem, aligned), key=lambda tile: _cost(problem, tile), default=None)
 
 
@@ -122,7 +123,7 @@ def _blocks(problem: ConvProblem, tile: WeightGradientTile) -> int:
 
 
 def _bound(problem: ConvProblem) -> float:
-    """Return the bound of a sum in three levels: a thread's rows, the slices of a block, the blocks."""
+    """Return the error bound of a sum in three levels: a thread's rows, the slices of a block, the blocks."""
 
     def additions(aligned: int) -> int:
         tile = best_tile(problem.with_batch(1), aligned)
@@ -136,7 +137,7 @@ def _bound(problem: ConvProblem) -> float:
 
 
 def plan_of(tile: WeightGradientTile, problem: ConvProblem, blocks: int = 0) -> Plan:
-    """Return the plan for one tile and number of blocks, by default that of the error bound."""
+    """Return the plan for one tile and number of blocks; 0 takes the number that the error bound assumes."""
     blocks = blocks or _blocks(problem, tile)
     numbers, shared = (np.int64(problem.batch * tile.steps(problem)),), tile.shared_bytes(problem)
     threads, config = tile.threads(problem), asdict(tile)

@@ -1,4 +1,4 @@
-"""im2col_gemm: im2col, then a tiled matrix product; one image per launch as the course's teams did it, and many."""
+"""im2col_gemm: im2col, then a tiled matrix product; with many images per launch or, like the course's teams, one."""
 
 from __future__ import annotations
 

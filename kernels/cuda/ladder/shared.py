@@ -22,15 +22,15 @@ from ..sources import sources
 _THREADS = 256
 #: Output pixels of a tile, at most: four per thread.
 _PIXELS = 4 * _THREADS
-#: Shared memory for the filter of `shared`, in bytes; of a larger filter, some channels at a time.
+#: Bytes of shared memory for the filter of `shared`; a larger filter is loaded some channels at a time.
 _FILTER_BYTES = 8192
 
 
 def input_tile(problem: ConvProblem, other_bytes: int = 0) -> Pair | None:
-    """Return the rows and columns of output pixels, _PIXELS at most, that read the fewest input pixels more than once.
+    """Return the rows and columns of the tile, of at most _PIXELS output pixels, with the least cost for an image.
 
-    Their input window of all channels and ``other_bytes`` fit the 48 KB that every block has. None if not even one
-    pixel's window does.
+    The tile's input window of all channels and ``other_bytes`` fit the 48 KB that every block has. None if not even
+    one pixel's window fits.
     """
     best, least_cost = None, 0
     halo = problem.kernel - 1
@@ -39,7 +39,7 @@ def input_tile(problem: ConvProblem, other_bytes: int = 0) -> Pair | None:
         columns = min(problem.output_width, _PIXELS // rows, columns_that_fit)
         if columns < 1:
             continue
-        # A tile costs its window, and all its pixels, those beyond the image's edge too.
+        # The cost of a tile is its window and its outputs, including those beyond the image's edge.
         size = problem.channels * (rows + halo) * (columns + halo) + rows * columns * problem.filters
         cost = _tiles(problem, (rows, columns)) * size
         if best is None or cost < least_cost:

@@ -11,11 +11,11 @@ from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, one_lau
 from ..sources import sources
 
 _THREADS = 128
-#: Relative rounding of fp16, and of tf32: both keep 11 bits.
+#: The relative error of rounding to fp16 or tf32: both keep 11 bits.
 _EPS = 2.0**-11
 #: Tensor cores truncate the terms of a sum at the largest one's last bit instead of rounding them, 17 terms at a time
-#: (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, 2021). That is twice a
-#: rounding per product and per partial sum: at most four roundings per product.
+#: (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, 2021). A truncation errs up
+#: to twice as much as a rounding, once per product and once per partial sum: at most four roundings per product.
 _EPS_SUM = 2.0**-22
 
 
@@ -36,7 +36,7 @@ def _kernel(name: str, precision: str, values_per_word: int) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         config = {
             "block_filters": _block_filters(problem),
-            # A short reduction gets short steps, or most of a step would be zeros.
+            # A short reduction gets short steps: otherwise most of a step would be zeros.
             "words_per_step": 8 if problem.products <= 8 * values_per_word else 16,
             "values_per_word": values_per_word,
         }
