@@ -20,7 +20,7 @@ class Copies:
     """The layout of the copies of one layer's images; ``lanes`` floats fit a vector.
 
     pixels   pixels of an output plane
-    rows     rows of a copy for each remainder of the rows' numbers by the stride
+    rows     rows of a copy, for each remainder of the row index by the stride
     copy     floats of one copy of a channel
     channel  floats of all copies of a channel, one for each column of the filters
     """
@@ -33,7 +33,7 @@ class Copies:
         self.channel = layer.kernel_width * self.copy
 
     def offsets(self) -> np.ndarray:
-        """Return where the pixels of each element begin in the copies of a group, shape (C / G * K * L,)."""
+        """Return the offset of each element's pixels in the copies of a group, shape (C / G * K * L,)."""
         layer = self.layer
         c, p, q = np.indices((layer.channels // layer.groups, layer.kernel, layer.kernel_width)).reshape(3, -1)
         down, stride = p * layer.dilate[0], layer.stride[0]
@@ -41,7 +41,7 @@ class Copies:
         return np.ascontiguousarray(c * self.channel + q * self.copy + row * layer.output_width, np.int64)
 
     def build(self, module: Module) -> Function:
-        """Build (x, copies, channels), which fills what is not padding; the padding must be zeros already."""
+        """Build (x, copies, channels), which fills the copies except the padding; the padding must be zeros already."""
         layer = self.layer
         (top, left), (sh, sw), dw = layer.pad, layer.stride, layer.dilate[1]
         with Function(module, "copy", "x copies", "channels") as f:

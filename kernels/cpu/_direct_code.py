@@ -1,7 +1,7 @@
 """The machine code of ``direct`` for one plan, as LLVM IR; ``direct`` describes the algorithm.
 
-The work on an image is divided into units: a pass over some channels, for a band of rows. While a unit computes, each
-of its tiles shifts some rows of the next unit, those of the next image's first unit included.
+The work on an image is divided into units: a unit is a pass over some channels, for a band of rows. While a unit
+computes, each of its tiles shifts some rows of the next unit. After an image's last unit comes the next image's first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
 
     x, y         the tile's first pixel in the shifted copies, and in y
     x_last, y_last
-                 its last vector there, which may overlap the one before
+                 the tile's last vector there, which may overlap the vector before it
     y_next       the next tile's first pixel in y, whose lines are prefetched
     w            the pass's packed weights of the block
-    channels     in this pass; ``done`` channels came before it, and their sums are in y
-    source, to   the next unit's rows, in the image and in its shifted copies. Of each of the first ``ahead`` channels,
-                 plan.rows_ahead rows are shifted; each row of the channel's filters has its share of the shifts
-    later        the same rows of the unit after that, which are prefetched
+    channels     the channels of this pass; the sums of ``done`` earlier channels are in y
+    source, to   the next unit's rows, in the image and in its shifted copies. The tile shifts plan.rows_ahead rows of
+                 each of the first ``ahead`` channels; each tap row does a share of the shifts
+    later        the same rows of the unit after the next, which are prefetched
     """
     layer, lanes, (filters, vectors) = plan.layer, plan.lanes, size
     kernel, width, plane = layer.kernel, layer.kernel_width, layer.output_height * layer.output_width
@@ -84,7 +84,7 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
 
 
 def _prefetch_outputs(plan: DirectPlan, size: tuple[int, int], y_next: Value, tap_row: Value) -> None:
-    """Prefetch a share of the lines of y where the next tile ends: the tap rows of this tile prefetch all of them."""
+    """Prefetch a share of the lines of y that the next tile writes; this tile's tap rows together prefetch them all."""
     filters, vectors = size
     plane = plan.layer.output_height * plan.layer.output_width
     lines = ceil_div(vectors * plan.lanes, LINE_FLOATS) + 1
@@ -95,9 +95,9 @@ def _prefetch_outputs(plan: DirectPlan, size: tuple[int, int], y_next: Value, ta
 
 
 def _shift_ahead(plan: DirectPlan, pointers: tuple[Value, Value, Value], c: Value, p: Value) -> None:
-    """Shift plan.rows_ahead rows of channel c: the p-th of K shares of the L shifts.
+    """Do the p-th of K shares of the L shifts of channel c, for plan.rows_ahead rows of the next unit.
 
-    Also prefetch a share of the rows of the unit after that; without copies, of the next unit.
+    Also prefetch a share of the rows of the unit after the next or, without copies, of the next unit.
     """
     layer, (source, later, to) = plan.layer, pointers
     channel = c * (layer.height * layer.width)
@@ -122,7 +122,7 @@ def _shift_rows(plan: DirectPlan, source: Value, to: Value, rows: Operand) -> No
 def _shift(module: Module, plan: DirectPlan) -> Function:
     """Build (x, shifted, first, last), which fills channels first to last - 1 of a unit's shifted copies.
 
-    x is the unit's first row in its first channel. Nothing is done if last is not above first.
+    x is the unit's first row in its first channel. The function does nothing unless first < last.
     """
     layer = plan.layer
     with Function(module, "shift", "x shifted", "first last") as f:
@@ -136,7 +136,7 @@ def _shift(module: Module, plan: DirectPlan) -> Function:
 
 
 class _Unit(NamedTuple):
-    """A unit's first row in its first channel of x, its first row in y, its channels, and the channels before them."""
+    """A unit: its first row in its first channel of x, its first row in y, its channels, the channels before them."""
 
     x: Value
     y: Value
@@ -155,9 +155,9 @@ def _unit(plan: DirectPlan, x: Value, y: Value, number: Value) -> _Unit:
 
 
 def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:
-    """Build the function that computes one unit, whose shifted rows are complete; its arguments are those of tiles.
+    """Build the function that computes one unit, whose shifted rows are complete; its arguments are as in ``_tile``.
 
-    The next unit has ``ahead`` channels, whose rows go from ``source`` to ``to``; the one after begins at ``later``.
+    The next unit has ``ahead`` channels, whose rows go from ``source`` to ``to``; the unit after begins at ``later``.
     """
     layer, lanes, plane = plan.layer, plan.lanes, plan.layer.output_height * plan.layer.output_width
     sizes = [(filters, vectors) for filters, _ in plan.blocks for vectors, _ in plan.tiles]
@@ -185,8 +185,8 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
     """Build the function ``conv``(x, w, y, scratch, counter, images, most, parts) of one layer.
 
     ``nontemporal`` stores y past the caches: y must begin at a cache line, and plan.nontemporal must hold. With
-    ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch behind the plan's own. The last
-    arguments are those of ``_ir.claimed_images``.
+    ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch, after the plan's scratch. The
+    last arguments are those of ``_ir.claimed_images``.
     """
     module = Module("direct", target)
     shift = _shift(module, plan)
@@ -213,7 +213,7 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
                 unit, number = unit_of(each.image, loop.index, to_y), loop.index + 1
                 last = number.equals(plan.units)
                 after = unit_of(last.select(each.following, each.image), last.select(0, number), y)
-                # If the thread's next image is not the following one, the prefetch is useless, and harmless.
+                # If the thread's next image is not the following image, the prefetch is useless, but harmless.
                 two_on = loop.index + 2
                 later = unit_of(each.image + two_on // plan.units, two_on % plan.units, y)
                 shifted, to = (unit.x, unit.x) if plan.in_place else loop.values

@@ -6,13 +6,13 @@ weights, which are neighbours, and broadcasts P pixels straight from the image:
     sums[m][j] += w[c][p][q][m] * x[c][i + p][j + q]
 
 Nothing is shifted, and no load crosses a cache line. The sums of some rows at a time are stored [pixel][filter] and
-then transposed into planes, 16 x 16 (8 x 8, 4 x 4) of them in registers. The more products an output has, the less that
-costs.
+then transposed into planes, in registers, 16 x 16 (8 x 8, 4 x 4) sums at a time. The more products an output has, the
+smaller is the share of the transposition.
 
-No layer of the course takes this way. Layers of image classifiers do, if their images take several units
-(``DirectPlan.units``), unless they are 3 x 3 layers, which ``winograd_gemm`` takes, or 1 x 1 layers on large planes. On
-one core of a Xeon, pixels in the vectors took 1.05 times as long on most 5 x 5 layers, and 1.3 to 1.4 times on 1 x 7
-layers.
+No layer of the course is computed in this way. Layers of image classifiers are, if their images take several units
+(``DirectPlan.units``); exceptions are 3 x 3 layers, which ``winograd_gemm`` computes, and 1 x 1 layers on large planes.
+On one core of a Xeon, pixels in the vectors took 1.05 times as long on most 5 x 5 layers, and 1.3 to 1.4 times as long
+on 1 x 7 layers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
 from ._ir import LINE_FLOATS, Partition, add_products, claimed_images, each_part, transposed, whole_lines
 
-#: Bytes of sums that are stored [pixel][filter], so that they stay in L1 or near it.
+#: The bytes of sums that are stored [pixel][filter] at a time: few enough to stay in L1 or near it.
 STAGE_BYTES = 64 * 1024
 
-#: The least products per output for which the transposition costs little, and the number from which this way is better
-#: for rows of whole vectors too.
+#: The fewest products per output for which the transposition costs little; the number from which filters in the lanes
+#: are faster even for rows of whole vectors.
 PRODUCTS, MANY_PRODUCTS = 128, 1000
 
 
@@ -43,7 +43,7 @@ class FilterPlan:
     blocks       filters per block
     tiles        pixels per tile
     rows         the rows whose sums are stored at a time; ``pixels`` are their output pixels
-    scratch      floats of scratch per thread: those sums of one block; whole cache lines
+    scratch      floats of scratch per thread: the stored sums of one block, in whole cache lines
     lines_ahead  cache lines of the next image that each tile prefetches
     """
 
@@ -57,10 +57,10 @@ class FilterPlan:
 
 @cache
 def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPlan | None:
-    """Return the fastest predicted tiling for such vectors and registers; None where filters in the lanes do not pay.
+    """Return the fastest predicted tiling for such vectors and registers; None if pixels in the lanes are faster.
 
-    It does not where filters leave lanes empty or fill one vector only, where there are few products, and, unless there
-    are many, where rows of whole vectors spare the other way its loads across cache lines.
+    Pixels are faster if filters leave lanes empty or fill only one vector, and if an output has few products. They are
+    also faster if rows are whole vectors, so that no load crosses a cache line, unless an output has many products.
     """
     pixels = layer.output_height * layer.output_width
     few = layer.filters < 2 * lanes or layer.products < PRODUCTS or pixels < lanes
@@ -82,8 +82,8 @@ def _tap_cycles(vectors: int, pixels: int) -> float:
 def _tile(module: Module, plan: FilterPlan, size: tuple[int, int]) -> Function:
     """Build (x, w, sums, y, later), which computes one tile of (filters, pixels).
 
-    x is the tile's first pixel, w the block's packed weights, sums where the tile's sums go, and y where they go after
-    the transposition, which is prefetched; so is ``later``, a share of the next image.
+    x is the tile's first pixel, w the block's packed weights. The tile's sums are stored at ``sums``, and later
+    transposed into y. The function prefetches y and ``later``, a share of the next image.
     """
     layer, lanes, (filters, pixels) = plan.layer, plan.lanes, size
     vectors, tap_rows = filters // lanes, layer.channels * layer.kernel
@@ -101,8 +101,7 @@ def _tile(module: Module, plan: FilterPlan, size: tuple[int, int]) -> Function:
                     later[tap_row * (lines * LINE_FLOATS) + number * LINE_FLOATS].prefetch()
                 row = x[c.index * (layer.height * layer.width) + p.index * layer.width]
                 weights = w[tap_row * (layer.kernel_width * filters)]
-                # A loop, not unrolled: a tap's pixels are nearly those of the previous one; all would be kept, and
-                # spilled.
+                # Not unrolled: neighbouring taps share most pixels, so the compiler would keep all pixels, and spill.
                 with f.loop(layer.kernel_width, p.values) as q:
                     here = weights[q.index * filters]
                     factors = [here[v * lanes].load(lanes) for v in range(vectors)]
@@ -133,7 +132,7 @@ def _transpose(module: Module, plan: FilterPlan, filters: int) -> Function:
 def transpose_function(products: int, target: Cpu) -> Any:
     """Compile (w, packed, filters), which packs the weights of a block: [filter][product] to [product][filter].
 
-    There are at least as many products as lanes, and the filters fill vectors.
+    It requires at least as many products as lanes, and filters that fill whole vectors.
     """
     lanes = target.lanes
     with Function(Module("pack", target), "pack", "w packed", "filters", exported=True) as f:
@@ -147,7 +146,7 @@ def transpose_function(products: int, target: Cpu) -> Any:
 
 
 def _rows(module: Module, plan: FilterPlan) -> Function:
-    """Build (x, w, y, sums, later, band), which computes plan.rows rows of an image, the first of them at x and y."""
+    """Build (x, w, y, sums, later, band), which computes plan.rows rows of an image; the first row is at x and y."""
     layer, plane = plan.layer, plan.layer.output_height * plan.layer.output_width
     tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
     transposes = {m: _transpose(module, plan, m) for m, _ in plan.blocks}

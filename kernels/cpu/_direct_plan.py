@@ -1,4 +1,4 @@
-"""How ``direct`` tiles a layer: the cost model of each tiling. No code is generated here."""
+"""The tiling of a layer for ``direct``, chosen by a cost model. No code is generated here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ece408_op.runtime.launch import ceil_div
 
 from ._ir import Partition, partition, whole_lines
 
-#: Bytes of a unit's shifted rows, at most, and as a share of L2, which holds two units' and the weights and outputs in
-#: use. Less makes more bands and passes; more made all layers tried slower.
+#: The most bytes of a unit's shifted rows, also as a share of L2: L2 must hold the rows of two units, and the weights
+#: and outputs in use. Smaller limits make more bands and passes; larger ones made all tried layers slower.
 CACHE_BYTES, CACHE_SHARE = 320 * 1024, 5 / 16
 
-#: Cycles until a multiply-add's result can be used; multiply-adds, and loads, that begin per cycle.
+#: The latency of a multiply-add in cycles; the multiply-adds, and the loads, that begin per cycle.
 LATENCY, PER_CYCLE = 4, 2
 
 #: Vector registers that a tile needs besides its sums and its pixels: one for a weight, and one that keeps the compiler
@@ -23,9 +23,9 @@ SPARE = 2
 
 
 def step_cycles(filters: int, vectors: int, loads_per_vector: float = 1.5) -> float:
-    """Return the cycles to load vectors and a weight of each filter, and to multiply each vector by each weight.
+    """Return the cycles to load the vectors and one weight per filter, and to multiply each vector by each weight.
 
-    By default half of the vectors cross a cache line. Of two equally fast steps, the one with fewer loads takes less.
+    The default assumes that half of the vectors cross a cache line. Ties are broken in favour of fewer loads.
     """
     arithmetic, loads = filters * vectors / PER_CYCLE, (filters + loads_per_vector * vectors) / PER_CYCLE
     return max(arithmetic, loads, LATENCY) + loads / 16
@@ -38,14 +38,14 @@ def tile_sizes(registers: int, spare: int) -> list[Pair]:
 
 
 def total_cycles(first: Partition, second: Partition, cycles: Callable[[int, int], float]) -> float:
-    """Return the cycles of all tiles, each a piece of one size times a piece of another."""
+    """Return the cycles of all tiles; a tile is a piece of ``first`` times a piece of ``second``."""
     return sum(m * n * cycles(a, b) for a, m in first for b, n in second)
 
 
 def fastest_tiling(
     first: int, second: int, sizes: list[Pair], cycles: Callable[[int, int], float]
 ) -> tuple[Partition, Partition]:
-    """Return the pieces of two sizes, of the largest pieces ``sizes``, whose tiles take the fewest cycles together."""
+    """Return partitions of two sizes whose tiles together take the fewest cycles; ``sizes`` are the largest tiles."""
     cuts = [(partition(first, a), partition(second, b)) for a, b in sizes]
     return min(cuts, key=lambda cut: total_cycles(cut[0], cut[1], cycles))
 
@@ -55,8 +55,8 @@ class DirectPlan:
 
     blocks        filters per block
     tiles         vectors of output pixels per tile
-    pass_count    passes over the channels; a later pass adds to the sums that the earlier ones left in y
-    rows, bands   output rows per band; the last of the bands may overlap the one before
+    pass_count    passes over the channels; a later pass adds to the sums that earlier passes stored in y
+    rows, bands   output rows per band, number of bands; the last band may overlap the band before it
     pixels        output pixels in a band of a plane
     shifted_rows  rows of the image that a band needs
     in_place      whether the image is its own shifted copy: filters of one column, no vector beyond the last pixel
@@ -65,9 +65,9 @@ class DirectPlan:
     rows_ahead    rows of the next unit that each tile shifts, while there are any left
     nontemporal   whether y may be stored past the caches: each of its lines is whole vectors, stored once
 
-    In floats: ``channel_stride`` and ``shift_stride``, from a channel of the shifted image, and from a shifted copy, to
-    the next; ``copies``, a unit's shifted copies, with one vector that may be read beyond them, in whole cache lines;
-    ``scratch``, per thread: the copies of the unit in progress and of the next one.
+    Sizes in floats: ``channel_stride`` and ``shift_stride`` are the distances between channels of a shifted copy, and
+    between shifted copies; ``copies``: a unit's shifted copies, with one vector that may be read beyond them, in whole
+    cache lines; ``scratch``: the copies of the current and of the next unit, per thread.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DirectPlan:
 
 
 def _merged_last_tile(tiles: Partition) -> Partition:
-    """Merge a last tile of one vector with the one before it. The merged tile may spill: it is one of many."""
+    """Merge a last tile of one vector with the tile before it. The merged tile may spill, but it is one of many."""
     size, count = tiles[-1]
     if size > 1 or sum(many for _, many in tiles) == 1:
         return tiles
@@ -99,10 +99,10 @@ def _merged_last_tile(tiles: Partition) -> Partition:
 
 
 def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
-    """Return (passes, rows per band, bands) that move the fewest vectors, and whose shifted rows fit ``limit`` bytes.
+    """Return (passes, rows per band, bands) that move the fewest vectors and whose shifted rows fit ``limit`` bytes.
 
-    More passes read and write y more often; more bands shift more rows twice. If none fits, a unit is as small as later
-    passes allow.
+    More passes read and write y more often; more bands shift more rows twice. If no unit fits, the result has the
+    smallest unit that later passes allow.
     """
     kernel, copies, columns = layer.kernel, layer.kernel_width, layer.output_width
     best = (float("inf"), 0, 0, 0)
@@ -126,11 +126,12 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> DirectPlan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` floats, such registers, and an L2 of that size."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats, ``registers``, and ``l2_bytes`` of L2."""
     passes, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
     pixels = rows * layer.output_width
     vectors = ceil_div(pixels, lanes)
-    # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
+    # The last vector overlaps the vector before it. If passes add to y, one tile must load both before it stores
+    # either.
     together = pixels % lanes != 0 and passes > 1
     merged = _merged_last_tile if together else tuple
     sizes = sorted((v, f) for f, v in tile_sizes(registers, SPARE))

@@ -12,12 +12,12 @@ from ece408_op.core.kernel import RunCpu
 from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime.thread_pool import parallel_for, thread_count
 
-#: Output channels of a part, at least: fewer fill no tile of registers, and each part copies the image's pixels.
+#: The fewest output channels of a part: fewer would not fill a register tile, and each part copies the image's pixels.
 LEAST_CHANNELS = 16
 
 
 def _cut(problem: ConvProblem, threads: int) -> tuple[ConvProblem, int]:
-    """Return the problem of a part, and the parts of an image; those of a weight gradient if there is one image."""
+    """Return the problem of a part, and the number of parts per image; a weight gradient is cut only for one image."""
     whole = problem.batch > 1 if isinstance(problem, WeightGradient) else problem.batch >= threads
     outputs = problem.groups if problem.groups > 1 else problem.shapes[2][not isinstance(problem, WeightGradient)]
     least = max(1, LEAST_CHANNELS * problem.groups // problem.filters) if problem.groups > 1 else LEAST_CHANNELS
@@ -33,7 +33,7 @@ def _cut(problem: ConvProblem, threads: int) -> tuple[ConvProblem, int]:
 
 
 def _operands(piece: ConvProblem, arrays: tuple[np.ndarray, ...], image: int, part: int) -> list[np.ndarray]:
-    """Return the operands of a part of an image: those channels and filters that the piece has."""
+    """Return the operands of a part of an image: the channels and filters of that part."""
     found = []
     for name, shape, array in zip(piece.operands, piece.shapes, arrays):
         some = array if name == "w" else array[image : image + 1]
@@ -47,7 +47,10 @@ def _operands(piece: ConvProblem, arrays: tuple[np.ndarray, ...], image: int, pa
 def sharing(
     run: RunCpu, prepare: Callable[[ConvProblem, Any], Any]
 ) -> tuple[RunCpu, Callable[[ConvProblem, Any], None]]:
-    """Return ``run`` and ``prepare`` of a kernel whose threads share images, for fewer images than threads too."""
+    """Return ``run`` and ``prepare`` that also use all threads if there are fewer images than threads.
+
+    The kernel's own ``run`` and ``prepare`` share whole images among threads.
+    """
 
     def run_parts(problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
         piece, parts = _cut(problem, threads)

@@ -1,4 +1,4 @@
-"""What the CPU kernels build their code from: tiles of sums, transposition, loops over pieces, the loop over images."""
+"""Building blocks of the CPU kernels' code: tiles of sums, transposition, loops over pieces, the loop over images."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def store_masked(value: Value, to: Value, count: Value) -> None:
 
 def copy_rows(lanes: int, columns: int, source: tuple[Value, int], to: tuple[Value, int], rows: Operand) -> None:
     """Emit a copy of ``rows`` rows of ``columns`` floats; ``source`` and ``to`` are pointers and strides of rows."""
-    # A row is copied in vectors of the largest power of two that fits; the last one overlaps, so that none reads
-    # beyond the row.
+    # A row is copied in vectors of the largest power of two that fits. The last vector overlaps the vector before it,
+    # so that no vector reads beyond the row.
     f, lanes = source[0].f, 1 << (min(lanes, columns).bit_length() - 1)
 
     def copy(r: Value, start: Operand) -> None:
@@ -109,7 +109,7 @@ def copy_rows(lanes: int, columns: int, source: tuple[Value, int], to: tuple[Val
 
 
 def transposed(rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of vectors: exchange halves, then quarters, and so on."""
+    """Return the transpose of a square of vectors, by exchanging halves, then quarters, and so on."""
     lanes = len(rows)
     rows = list(rows)
     distance = lanes // 2
@@ -126,7 +126,7 @@ def transposed(rows: list[Value]) -> list[Value]:
 
 
 def lane_sums(rows: list[Value]) -> Value:
-    """Return a vector with the sum of all lanes of each of as many vectors as there are lanes."""
+    """Return a vector with the sum of each row's lanes; there must be as many rows as lanes."""
     distance = lanes = len(rows)
 
     def pick(one: Value, other: Value, exchange: int) -> Value:
@@ -140,14 +140,14 @@ def lane_sums(rows: list[Value]) -> Value:
 
 
 def deinterleaved(one: Value, other: Value, first: int) -> Value:
-    """Return a vector of every second float of two vectors, from number ``first`` on."""
+    """Return a vector of every second float of two vectors, from index ``first`` on."""
     return one.shuffle(other, range(first, 2 * one.ir.type.count, 2))
 
 
 def each_part(f: Function, pieces: Partition) -> Iterator[tuple[int, Value, Value]]:
-    """Emit a loop per (size, count) pair around the code that is built for each item.
+    """Emit one loop per (size, count) pair; the caller builds each loop's body between two items.
 
-    An item is a piece's size, the sum of the sizes of the pieces before it, and their number.
+    An item has the piece's size, the sum of the sizes of the pieces before it, and the number of these pieces.
     """
     covered = number = 0
     for size, count in pieces:
@@ -159,7 +159,7 @@ def each_part(f: Function, pieces: Partition) -> Iterator[tuple[int, Value, Valu
 
 @dataclass
 class ClaimedImage:
-    """One iteration: the image's number, that of the thread's next image, whether there is one, and carried values."""
+    """One iteration: the image's index, the index of the thread's next image, whether that exists, carried values."""
 
     image: Value
     following: Value
@@ -177,9 +177,9 @@ def claimed_images(
 ) -> Iterator[ClaimedImage]:
     """Emit a loop over the images that this thread claims from the shared counter.
 
-    A thread claims a ``parts``-th of the images that are left, at most ``most`` and at least one (guided
-    self-scheduling). ``before`` emits what precedes the first image, whose number it gets, and returns the values that
-    iterations carry in ``values``. On exit the builder is positioned after the loop.
+    A thread claims a ``parts``-th of the remaining images, at most ``most`` and at least one (guided self-scheduling).
+    ``before`` gets the first image's index, emits the code before the loop, and returns the values that iterations
+    carry in ``values``. On exit the builder is positioned after the loop.
     """
     f, b = counter.f, counter.f.b
     begin, each, claim, ready, finish = (

@@ -1,7 +1,7 @@
-"""Padded convolutions and data gradients as convolutions of images between zeros.
+"""Padded convolutions and data gradients, as convolutions of images with margins of zeros.
 
 x  of a data gradient of stride 1     the convolution of y with the padding D (K - 1) - P, D dilation, P padding,
-                                      whose filters are w turned by half a turn, with channels and filters exchanged
+                                      whose filters are w rotated by 180 degrees, channels and filters exchanged
 y  of padding P                       the plain convolution of x with margins of P zeros
 """
 
@@ -26,7 +26,7 @@ def margins(problem: ConvProblem) -> Pair:
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why a problem is no such convolution: a data gradient with more padding than its filter reaches over."""
+    """Return why a problem cannot be computed so: a data gradient whose padding exceeds its filters' reach."""
     negative = min(margins(problem)) < 0
     return [f"padding of a data gradient: less than the kernel, got {problem.pad}"] if negative else []
 
@@ -57,7 +57,7 @@ def forward_weights(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
 
 @compiled_once
 def copy_function(shape: tuple[int, int], margin: Pair, target: Cpu) -> Any:
-    """Compile (from, to, planes): copy planes of that shape into planes with margins, which must be zeros already."""
+    """Compile (from, to, planes), which copies planes of ``shape`` into planes with margins that are zeros already."""
     (height, width), (top, left) = shape, margin
     padded = width + 2 * left
     with Function(Module("padding", target), "copy", "source to", "planes", exported=True) as f:

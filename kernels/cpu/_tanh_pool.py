@@ -1,6 +1,6 @@
 """tanh of 2 x 2 maxima, which follow a convolution in the course's networks, as LLVM IR.
 
-tanh increases monotonically, so the maximum of four tanhs is the tanh of the maximum: a quarter of the tanhs.
+tanh increases monotonically, so the maximum of four tanhs is the tanh of the maximum, and three of four are saved.
 
     tanh(x) = t / (t + 2) with the sign of x, where t = exp(z) - 1 and z = 2 |x|, at most 20
 
@@ -59,11 +59,11 @@ class Pooling:
         return self.layer.filters * self.rows * self.columns
 
     def scratch(self, lanes: int) -> int:
-        """Return the floats of scratch: an image's convolution, its maxima, and what is read beyond each."""
+        """Return the floats of scratch: an image's convolution, its maxima, and the floats read beyond each."""
         return self.stage(lanes) + round_up(self.size, lanes) + 2 * lanes
 
     def stage(self, lanes: int) -> int:
-        """Return the floats of an image's convolution, and of what is read beyond it."""
+        """Return the floats of an image's convolution, including those that are read beyond it."""
         size = self.layer.filters * self.layer.output_height * self.layer.output_width
         return round_up(size, lanes) + 4 * lanes
 
@@ -91,7 +91,7 @@ def tanh(x: Value) -> Value:
 
 
 def _larger(one: Value, other: Value) -> Value:
-    """Return the larger of two numbers; if one of them is NaN, the other one, as max-pooling does."""
+    """Return the larger of two numbers; if one number is NaN, return the other, as max-pooling does."""
     return other.equals(other).select((one > other).select(one, other), one)
 
 
@@ -109,7 +109,7 @@ def build(module: Module, pooling: Pooling) -> Function:
             top = stage[m * plane + row * (2 * columns)]
             bottom = stage[m * plane + (row * 2 + 1).min(layer.output_height - 1) * columns]
             to = maxima[m * (pooling.rows * pooling.columns) + row * pooling.columns]
-            # The next row overwrites what a row's last vector holds beyond the row.
+            # A row's last vector is stored beyond the row; the next row overwrites that part.
             with f.range(ceil_div(pooling.columns, lanes)) as part:
                 above, below = top[part * (2 * lanes)], bottom[part * (2 * lanes)]
                 left, right = (_larger(above[n].load(lanes), below[n].load(lanes)) for n in (0, lanes))

@@ -11,7 +11,7 @@ from ece408_op.runtime.llvm import I64, Cpu, Function, Module, Value
 from ._ir import LINE_FLOATS, add_products, claimed_images, each_part, transposed
 from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan
 
-#: Channels that are unrolled, at most.
+#: The most channels that are unrolled.
 UNROLL = 4
 
 #: Prefetch distance of y's lines, in filters.
@@ -19,17 +19,18 @@ PREFETCH_FILTERS = 2
 
 
 def outputs(first: Value, second: Value, both: Value, opposite: Value | None = None) -> list[Value]:
-    """Return two neighbouring outputs of the sums of their classes of products."""
+    """Return two neighbouring outputs, computed from the sums of their classes of products."""
     if opposite is None:
         return [first + both, second + both]
     return [first + (both + opposite), second + (both - opposite)]
 
 
 def _class_tile(module: Module, plan: WinogradPlan, filters: int, pairs: int) -> Function:
-    """Build (table, w, to, x, count), which adds up ``count`` products, one class's, of all channels.
+    """Build (table, w, to, x, count), which adds up the ``count`` products of one class, over all channels.
 
-    They are those of some filters and some neighbouring pairs of columns. ``table`` has the addresses of their inputs;
-    those of the tile are ``x`` bytes further on. ``w`` are the block's packed weights of the class.
+    A tile has ``filters`` filters x ``pairs`` neighbouring pairs of columns. ``table`` has the addresses of the
+    products' inputs for the first pairs; this tile's are ``x`` bytes further on. ``w`` has the block's packed weights
+    of the class.
     """
     lanes, channels = plan.lanes, plan.layer.channels
     with Function(module, f"tile_{filters}_{pairs}", "table:i64 w to", "x count") as f:
@@ -71,7 +72,7 @@ def _add_classes(module: Module, plan: WinogradPlan, filters: int, pairs: int) -
 
 
 def _sum(terms: Terms, values: list[Value]) -> Value:
-    """Return the sum of sign * value over a form's terms; the first one's sign is +."""
+    """Return the sum of sign * value over a form's terms; the first term's sign is +."""
     (first, _), *others = terms
     total = values[first]
     for number, sign in others:
@@ -107,7 +108,7 @@ def _image_row(module: Module, plan: WinogradPlan) -> Function:
 def _input_row(module: Module, plan: WinogradPlan) -> Function:
     """Build (x, raw, row, zeros, number, new), which computes row ``number`` of the ring's inputs, at ``row``.
 
-    It transposes the image's rows ``new`` to 2 number + reach first; ``raw`` already has those before.
+    It first transposes the image's rows ``new`` to 2 number + reach; ``raw`` already has the rows before these.
     """
     layer, lanes, cut = plan.layer, plan.lanes, plan.cut
     image_row, raw_row = _image_row(module, plan), plan.raw_width * plan.lanes
@@ -137,7 +138,7 @@ def _input_row(module: Module, plan: WinogradPlan) -> Function:
 def _output_rows(module: Module, plan: WinogradPlan) -> Function:
     """Build (sums, y, found, floats), which transposes ``floats`` outputs of each filter and adds them to ``found``.
 
-    They are contiguous, from ``y`` on in the first image's first plane.
+    The outputs are contiguous, from ``y`` on in the first image's first plane.
     """
     layer, lanes = plan.layer, plan.lanes
     plane = layer.output_height * layer.output_width
@@ -213,8 +214,8 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
     """Build the function ``conv``(x, w, y, scratch, counter, found, batch, groups, most, parts) of one layer.
 
     Threads claim groups of as many images as there are lanes, as ``_ir.claimed_images`` does; the last group may
-    overlap the one before. Of each image of a group, ``found`` gets the sum of its outputs, which is not finite if one
-    of them is not, and the number of its zeros, some counted twice.
+    overlap the group before it. For each image of a group, ``found`` gets the sum of its outputs, which is not finite
+    if an output is not, and the number of its zeros, some counted twice.
     """
     layer, lanes, offsets, module = plan.layer, plan.lanes, plan.offsets, Module("winograd", target)
     input_row, output_rows, rows = _input_row(module, plan), _output_rows(module, plan), _rows(module, plan)
@@ -227,7 +228,7 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
             return (group * lanes).min(batch - lanes)
 
         def clear_padding(first: Value) -> list[Value]:
-            # The columns beyond the image's width: forms read them, and no output uses the result.
+            # Zero the columns beyond the image's width: forms read them, but no output uses the result.
             with f.range(RAW_ROWS * layer.channels) as line, f.range(plan.raw_width - layer.width) as column:
                 padding = raw[line * (plan.raw_width * lanes) + column * lanes + layer.width * lanes]
                 padding.store(f.vector(0.0), aligned=True)

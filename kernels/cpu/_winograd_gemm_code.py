@@ -27,7 +27,7 @@ from ._winograd_code import outputs
 #: Forms of a tile's 4 x 4 inputs.
 FORMS = 16
 
-#: Vectors of tiles per panel at most, and filters whose products are transformed back together.
+#: The most vectors of tiles per panel; the filters whose products are transformed to outputs together.
 PANEL, CHUNK = 3, 16
 
 #: Channels that are unrolled in the products.
@@ -45,12 +45,12 @@ class GemmPlan:
 
     tile_columns   tiles in a row of tiles
     tiles          tiles of an image
-    blocks         blocks of filters per chunk: a divisor of all. The last one may have filters beyond the layer's
+    blocks         blocks of filters per chunk, a divisor of their total; the last block may exceed the layer's filters
     chunks         chunks of filters
     chunk_weights  floats of the transformed weights of a chunk
     stride         floats from the inputs of a channel, or the products of a filter, to the next: a panel, and a vector
                    that may be written beyond it
-    form_strides   floats from one form to the next, of inputs and of products; an odd number of lines spares L1's sets
+    form_strides   floats between forms, of inputs and of products: an odd number of lines, to use all sets of L1
     row_stride     floats of one of the four rows of the padded image that a row of tiles reads
     scratch        floats of scratch per thread, all zero at first: four rows, a row of zeros, inputs, products
     """
@@ -84,11 +84,11 @@ def _weight_forms(taps: list[Value]) -> list[Value]:
 
 
 def weights_function(plan: GemmPlan, strides: Pair, turned: bool, target: Cpu) -> Function:
-    """Build (w, to, found, first, last), which transforms the weights of these chunks of filters.
+    """Build (w, to, found, first, last), which transforms the weights of chunks ``first`` to ``last`` - 1 of filters.
 
     The 9 weights of a filter and a channel are contiguous; ``strides`` are the floats of w from one filter and from one
-    channel to the next. ``turned``: by half a turn. found[0 to plan.block - 1] get the least bits of an absolute value
-    that is not zero, less one, if those are less.
+    channel to the next. ``turned``: the weights are rotated by 180 degrees. On exit the least of found[0] to
+    found[plan.block - 1] is at most the bits, minus one, of the smallest absolute value other than zero.
     """
     channels, lanes = plan.layer.channels, plan.block
     form_size = plan.chunk_weights // FORMS
@@ -126,7 +126,7 @@ def weights_function(plan: GemmPlan, strides: Pair, turned: bool, target: Cpu) -
 
 
 class _Segment(NamedTuple):
-    """Tiles of a panel that are neighbours in a row of tiles of an image, from number ``start`` of the panel on."""
+    """Tiles of a panel that are neighbours in an image's row of tiles; ``start`` is the first's index in the panel."""
 
     start: Value
     image: Value
@@ -137,7 +137,7 @@ class _Segment(NamedTuple):
 
 @contextmanager
 def _segments(f: Function, plan: GemmPlan, first: Value, count: Value) -> Iterator[_Segment]:
-    """Emit a loop over the segments of the panel of ``count`` tiles from tile ``first`` on, the first tiles first."""
+    """Emit a loop over the segments, in order, of the panel of ``count`` tiles from tile ``first`` on."""
     b = f.b
     before, body, after = b.block, b.append_basic_block("segment"), b.append_basic_block("after")
     b.branch(body)
@@ -245,7 +245,7 @@ def _store_outputs(to: Value, pair: list[Value], floats: Value) -> None:
 def _outputs_of(module: Module, plan: GemmPlan) -> Function:
     """Build (products, y, found, first, count, filters), which transforms a chunk's products to outputs.
 
-    y is the plane of the chunk's first filter in the first image. ``found`` becomes NaN if an output is not finite.
+    y is the plane of the chunk's first filter in the first image. ``found`` becomes NaN if any output is not finite.
     """
     layer, lanes = plan.layer, plan.lanes
     rows, columns = layer.output_height, layer.output_width

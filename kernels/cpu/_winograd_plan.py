@@ -1,4 +1,4 @@
-"""How ``winograd`` decomposes filters and tiles a layer: the cost model of each tiling. No code is generated here."""
+"""The decomposition of filters for ``winograd``, and a layer's tiling by a cost model. No code is generated here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ece408_op.runtime.launch import ceil_div, round_up
 from ._direct_plan import LATENCY, PER_CYCLE, fastest_tiling, tile_sizes, total_cycles
 from ._ir import LINE_FLOATS, Partition, packed, whole_lines
 
-#: Rows per channel of the image that stay transposed: as many as forms reach over.
+#: The transposed rows per channel of the image that are kept: the number of rows that a form covers.
 RAW_ROWS = 4
 
 #: Terms of a sum, as (position, sign) pairs.
@@ -29,8 +29,8 @@ FIRST, SECOND, BOTH, OPPOSITE = "first", "second", "both", "opposite"
 class Slot:
     """One product of two neighbouring outputs of one row (or column), y[2 i] and y[2 i + 1].
 
-    Its input is form number ``form`` (see ``Cut.forms``) at position ``2 (i + shift)``; its weight is the sum of the
-    filter's taps times ``factors``.
+    Its input is ``Cut.forms[form]`` at position ``2 (i + shift)``; its weight is the sum of the filter's taps times
+    ``factors``.
     """
 
     family: str
@@ -69,8 +69,8 @@ class Cut:
 def _products(group: int, at: int) -> list[tuple[str, dict[int, int], dict[int, float]]]:
     """Return (class, inputs with their signs, taps with their factors) of each product of taps at, at + 1, ...
 
-    It is the Toom-Cook algorithm at the points 0, 1, for three taps -1, and infinity: the smallest points, whose sums
-    cancel least. For two outputs, three taps give Winograd's F(2, 3), two taps Karatsuba's products.
+    This is the Toom-Cook algorithm at the points 0, 1, infinity and, for three taps, -1: the smallest points, whose
+    sums cancel least. For two outputs, three taps give Winograd's F(2, 3), two taps Karatsuba's products.
     """
     zero, one, two, three = range(at, at + 4)
     if group == 1:
@@ -110,7 +110,7 @@ def make_cut(groups: tuple[int, ...]) -> Cut:
 
 
 def _stride(floats: int) -> int:
-    """Return a stride of at least that many floats; a multiple of many cache lines would use a few cache sets only."""
+    """Return a stride of at least ``floats``; a multiple of many cache lines would use only a few cache sets."""
     return floats + LINE_FLOATS * (floats % (4 * LINE_FLOATS) == 0)
 
 
@@ -119,20 +119,20 @@ class WinogradPlan:
 
     blocks         filters per block
     tiles          neighbouring pairs of columns per tile
-    rows, columns  pairs of output rows, whose last may have one row only, and of output columns
+    rows, columns  pairs of output rows (the last pair may have only one row), pairs of output columns
     ring           rows of inputs that a pair of output rows needs
     wide           pairs of columns of inputs
-    raw_width      columns of the image that forms read: more than it has
-    rows_together  whether the outputs of two rows are contiguous, as they are in y: no column is left out
-    classes        the classes of products, down and across, in the order in which they are computed
+    raw_width      columns of the image that forms read: more than the image has
+    rows_together  whether the outputs of two rows are contiguous, as in y: no column is left out
+    classes        the classes of products, down and across, in the order of their computation
     product_count  products per channel for two by two outputs
     values_seen    values of an image that are transposed, some of them twice
-    offsets        the offset of each part of a thread's scratch, in floats, and the size of all under "end"
+    offsets        the offset of each part of a thread's scratch, in floats; "end" is the size of the scratch
 
     The inputs are [row of a ring][form down][form across][pair of columns][channel][image], where a row stands for two
-    output rows: ``pair_stride``, ``form_stride`` (of a form across) and ``row_stride`` are their strides.
-    ``output_row_stride`` and ``output_stride`` are the floats from a row of outputs, and from a filter's outputs of two
-    rows, to the next. The sums are [filter of a block][class][pair of columns of a tile][image]; ``sum_stride`` and
+    output rows; ``pair_stride``, ``form_stride`` (of a form across) and ``row_stride`` are their strides.
+    ``output_row_stride`` is the floats between rows of outputs, ``output_stride`` those between filters' outputs of two
+    rows. The sums are [filter of a block][class][pair of columns of a tile][image]; ``sum_stride`` and
     ``class_stride`` are their strides.
     """
 
@@ -171,15 +171,15 @@ class WinogradPlan:
         return {**found, "end": end}
 
     def products(self, down: str, across: str) -> list[tuple[int, int]]:
-        """Return the numbers of the slots down and across of a class's products, in order."""
+        """Return the (slot down, slot across) indices of a class's products, in order."""
         return list(product(self.cut.family(down), self.cut.family(across)))
 
     @property
     def cycles(self) -> float:
         """Predicted cycles for ``lanes`` images on a Zen 3.
 
-        The terms were fitted to times with parts left out: products; loads and stores of a class's sums; forms, which
-        are stored in L2; the transposition of outputs.
+        The terms are products; loads and stores of a class's sums; forms, which are stored in L2; the transposition of
+        outputs. Each was fitted to times of the code with some of these parts removed.
         """
         channels, filters = self.layer.channels, self.layer.filters
         products = self.product_count * channels * total_cycles(self.blocks, self.tiles, _tile_cycles) / self.columns
@@ -189,7 +189,7 @@ class WinogradPlan:
 
     @property
     def plain_cycles(self) -> float:
-        """Predicted cycles of ``direct``, which takes a tenth longer than its multiply-adds."""
+        """Predicted cycles of ``direct``: a tenth more than those of its multiply-adds."""
         return 1.11 * self.layer.flops / 2 / PER_CYCLE
 
     @property
@@ -199,7 +199,7 @@ class WinogradPlan:
 
 
 def _cuts(kernel: int) -> set[tuple[int, ...]]:
-    """Return the ways to cut the K taps of a row: in twos, and in threes."""
+    """Return the cuts of the K taps of a row into groups: twos, and threes."""
     threes, rest = divmod(kernel, 3)
     in_threes = (3,) * (threes - 1) + (2, 2) if rest == 1 and threes else (3,) * threes + (rest,) * (rest > 0)
     return {(2,) * (kernel // 2) + (1,) * (kernel % 2), in_threes}
@@ -212,9 +212,9 @@ def _tile_cycles(filters: int, pairs: int) -> float:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` images and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` images and ``registers`` vector registers."""
     columns = ceil_div(layer.output_width, 2)
-    # A register for each sum and for each vector of inputs, and one for a weight.
+    # Registers: one per sum, one per vector of inputs, and one for a weight.
     blocks, tiles = fastest_tiling(layer.filters, columns, tile_sizes(registers, 1), _tile_cycles)
     plans = [WinogradPlan(layer, lanes, make_cut(groups), blocks, tiles) for groups in sorted(_cuts(layer.kernel))]
     return min(plans, key=lambda plan: plan.cycles)
@@ -243,9 +243,9 @@ def magnitude_weights(w: np.ndarray) -> np.ndarray:
 def bound(problem: ConvProblem) -> float:
     """Return the largest |y - exact| as a share of the sum of |x| times ``magnitude_weights``.
 
-    A class has less than half of a plain sum's products. Each takes part in a few roundings besides the class's
-    additions: two of its input, one of its weight, four where classes are added (N. Higham, Accuracy and Stability of
-    Numerical Algorithms, section 3.1).
+    A class has less than half of a plain sum's products. Besides the class's additions, each product takes part in
+    seven roundings: two of its input, one of its weight, four when classes are added (N. Higham, Accuracy and Stability
+    of Numerical Algorithms, section 3.1).
     """
     return sum_bound(problem.products + 6)
 

@@ -1,10 +1,10 @@
-"""col2im: data gradients as one matrix product, whose rows are added to the pixels that they belong to.
+"""col2im: data gradients as one matrix product, whose rows are then added to the pixels of their windows.
 
     columns (C*K*L, OH*OW)  =  w as (M, C*K*L) transposed  times  y[b] as (M, OH*OW)
     x[b][c][i S + p D - P][j S + q D - P]  +=  columns[c, p, q][i, j]            S stride, D dilation, P padding
 
 The product is a convolution of y with C*K*L filters of 1 x 1, by ``direct``. No product with a padding zero is
-computed, and layers of one channel have as many columns as the filter has elements, which fill the registers' tiles.
+computed, and even a layer of one channel has a column per filter element, which fill the register tiles.
 
 Arithmetic intensity: 2*M FLOP per element of columns, which is written once and read once, in L2 for small layers.
 Memory: the columns have K*L times as many elements as y has pixels, which limits layers of many channels.
@@ -33,16 +33,16 @@ from ._ir import windows_inside
 #: Bytes of columns that a thread computes at a time, unless one image has more.
 COLUMNS_BYTES = 256 << 10
 
-#: Elements of a filter at most: the additions of each are code of their own.
+#: The most elements of a filter: each element's additions are generated as separate code.
 MOST_ELEMENTS = 256
 
-#: Nanoseconds per element of columns to store and add it, and multiply-adds per nanosecond of the product. Those of
-#: ``direct`` with up to FEW_CHANNELS channels, where it loads more than it multiplies, and with more.
+#: Nanoseconds to store and add an element of columns; multiply-adds per nanosecond of the product. Multiply-adds per
+#: nanosecond of ``direct`` with up to FEW_CHANNELS channels, where it loads more than it multiplies, and with more.
 STORED, PRODUCT_RATE, FEW_CHANNELS, DIRECT_RATES = 0.15, 48, 3, (25, 53)
 
 
 def _pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, lanes) of the vectors that cover ``count`` floats once, the last ones smaller."""
+    """Yield (start, lanes) of vectors that cover each of ``count`` floats once; the last vectors are smaller."""
     start = 0
     while start < count:
         while lanes > count - start:
@@ -53,7 +53,7 @@ def _pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
 
 @compiled_once
 def _add(layer: ConvProblem, target: Cpu) -> Any:
-    """Compile (columns, x, images), which fills images with the sums of their columns."""
+    """Compile (columns, x, images), which fills the images x with the sums of their columns."""
     (top, left), (dh, dw), (sh, sw) = layer.pad, layer.dilate, layer.stride
     height, width, rows, columns = layer.height, layer.width, layer.output_height, layer.output_width
     elements, plane = layer.kernel * layer.kernel_width, rows * columns
@@ -96,7 +96,7 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, C, H, W), from x, the gradient to y, and w: the threads claim some images at a time."""
+    """Fill out (B, C, H, W) from x, which is the gradient of y, and w; the threads claim some images at a time."""
     add, product = _add(problem.convolution.with_batch(1), cpu()), _product(problem)
     plan, conv, scratch = direct.compiled(product)
     packed = direct.pack(plan, np.ascontiguousarray(w.reshape(len(w), -1).T), threads)
@@ -118,7 +118,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take a problem."""
+    """Return why the kernel does not support a problem; empty if it does."""
     if not isinstance(problem, DataGradient):
         return ["it computes data gradients only"]
     elements = problem.kernel * problem.kernel_width
@@ -126,7 +126,7 @@ def limits(problem: ConvProblem) -> list[str]:
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``direct`` (fitted to times on a Zen 4)."""
+    """Return whether this kernel is predicted to be faster than ``direct`` (fitted to times on a Zen 4)."""
     if direct.KERNEL.not_supported_reasons(problem):
         return True
     around = problem.height * problem.width / (problem.output_height * problem.output_width)

@@ -1,7 +1,7 @@
 """direct: a direct convolution blocked for registers and caches, compiled for the layer.
 
-The output plane of an image is one row of OH*OW pixels, cut into vectors. Shifted copies of the image make a tap's
-pixels contiguous there, with nothing wasted at the ends of rows:
+The output plane of an image is treated as one row of OH*OW pixels, cut into vectors. Shifted copies of the image make
+the pixels that a tap multiplies contiguous in that order, so no lane is wasted at the ends of rows:
 
     shifted[q][c][r*OW + j] = x[c][r][j + q]                       for q in 0..K-1, j in 0..OW-1
     y[m][o] = sum over c, p, q of w[m][c][p][q] * shifted[q][c][p*OW + o]
@@ -13,13 +13,13 @@ image is its own shifted copy.
 Arithmetic intensity: 2*C*K*K FLOP per output. Memory: shifting writes K times the image to L2. A large image is
 computed in units: a band of output rows for some of the channels; later channels add to y. While a unit is computed,
 each tile also shifts a few rows of the next unit, so that these loads and stores fill the issue slots that arithmetic
-leaves, and prefetches the rows of the unit after that, and the lines of y where the next tile ends. Weights are
-packed [block][c][p][q][filter], so a tap's are neighbours. Outputs are stored once; large ones with non-temporal
-stores where planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5 (AVX-512), 2018sp-2
-reaches 0.94 of their peak.
+leaves free. It also prefetches the rows of the unit after the next, and the lines of y that the next tile writes.
+Weights are packed [block][c][p][q][filter], so a tap's weights are neighbours. Outputs are stored once; large outputs
+with non-temporal stores, if planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5
+(AVX-512), 2018sp-2 reaches 0.94 of their peak.
 
-Padded layers, and data gradients of stride 1, are plain convolutions of padded copies: see ``_padded``. Where an image
-takes several units, layers whose filters fill vectors take another way: see ``_direct_filters``.
+Padded layers, and data gradients of stride 1, are plain convolutions of padded copies: see ``_padded``. If an image
+takes several units, layers whose filters fill vectors have filters in the lanes: see ``_direct_filters``.
 
 Source: register and cache blocking of matrix products, K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix
 Multiplication, 2008; E. Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD
@@ -58,20 +58,20 @@ from ._tanh_pool import TANH_ULPS, Pooling
 
 __all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
 
-#: Bytes of output that a thread claims at a time, at most.
+#: The most bytes of output that a thread claims at a time.
 CHUNK_BYTES = 4 << 20
 
 #: Bytes of padded images that a thread copies at a time, unless one image is larger.
 PADDED_BYTES = 512 << 10
 
-#: Bytes of weights from which the threads share the packing.
+#: The bytes of weights from which the threads share the packing.
 SHARED_WEIGHTS = 256 << 10
 
-#: Output pixels from which filters of one element are faster with pixels in the lanes, if an image takes more than two
+#: The output pixels from which 1 x 1 filters are faster with pixels in the lanes, if an image takes more than two
 #: units: 1.06 to 1.9 times as fast with AVX-512 on 14 layers of image classifiers, 1.00 to 1.36 times with AVX2.
 LARGE_PLANE = 512
 
-#: The size of outputs from which they are stored past the caches, which could not hold them anyway.
+#: The bytes of output from which non-temporal stores are used: the caches could not hold so large an output anyway.
 NONTEMPORAL_BYTES = 32 << 20
 
 
@@ -139,12 +139,12 @@ def _is_large(out: np.ndarray) -> bool:
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer and for outputs of that size and alignment, if that has not been done."""
+    """Compile for the layer and for outputs of the size and alignment of ``out``, if that has not been done."""
     _compiled_layer(problem, cpu(), _is_large(out))
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill the third operand: the threads claim images, some megabytes of output at a time."""
+    """Fill the third operand; the threads claim images, some megabytes of output at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
         im2col.run(problem, x, w, out, threads)  # infinity times the margins' zeros is NaN
         return
@@ -158,7 +158,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         _run_padded(layer, (x, packed, out), margin, threads)
         return
     counter = np.zeros(1, np.int64)
-    # A thread claims a (2 * threads)-th of the images that are left, and at most this number.
+    # A thread claims a (2 * threads)-th of the remaining images, but at most this number.
     most = max(1, CHUNK_BYTES // (out.nbytes // batch))
 
     def work(_thread: int) -> None:
@@ -169,7 +169,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pair, threads: int) -> None:
-    """Share out the images, a chunk at a time, which each thread copies into padded images of its own."""
+    """Run the layer on all images; each thread claims some images at a time and copies them into its padded images."""
     (plan, conv, scratch), (x, packed, out) = layer, arrays
     copy = _padded.copy_function(x.shape[2:], margin, cpu())
     batch, floats = len(x), math.prod(plan.layer.x_shape[1:])

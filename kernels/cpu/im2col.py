@@ -3,10 +3,10 @@
     columns (C*K*L, OH*OW)      row (c, p, q) has the pixels of channel c that the filters' element (p, q) multiplies
     y[b] = w as (M, C*K*L)  times  columns        by BLAS
 
-With groups, each has its own product. The gradients are two other products with the same columns:
+With groups, there is one product per group. The gradients are two other products with the same columns:
 
     data    columns = transposed w times y[b], and each column is added to the pixels of its window
-    weight  w = sum over b of y[b] times transposed columns; float32 inside an image, float64 over the images
+    weight  w = sum over b of y[b] times transposed columns; float32 within an image, float64 over the images
 
 Arithmetic intensity: 2*M*C*K*L*OH*OW FLOP per image, all in the product by BLAS. Memory: each pixel is written K*L
 times into the columns and read again by BLAS, which limits layers with few filters.

@@ -1,7 +1,7 @@
 """loops: the textbook's seven nested loops, compiled for the layer.
 
 Arithmetic intensity: 2*C*K*K FLOP per output, one output at a time, its sum in a register. Memory: each pixel is read
-M*K*K times, nearly always from L1. Each multiply-add waits for the one before, so their latency limits it.
+M*K*K times, nearly always from L1. Each multiply-add waits for the previous one, so their latency limits it.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """outer_products: weight gradients with input channels in the lanes, compiled for the layer.
 
-A vector holds a pixel's channels, so a step adds an outer product, of F filters' gradients and two vectors of channels,
-to F x 2 sums that stay in registers for all pixels of a chunk:
+A vector holds a pixel's channels. A step adds the outer product of F filters' gradients and two vectors of channels to
+F x 2 sums, which stay in registers for all pixels of a chunk:
 
     w[m][c][p][q] = sum over images and pixels o of y[m][o] * pixels[o S + (p, q) D - P][c]      S stride, D dilation
 
 A work item is a block of channels and a part of the filters, for all images. Per chunk of rows (or of small images) it
-transposes its channels to [row][column][channel], between zeros for the padding P. Then, for each block of filters, it
-copies their gradients side by side, and sums the products of every tap. A chunk's sums are added in float64, and
-written when all images are done. No sum crosses lanes, and threads share no sums.
+transposes its channels to [row][column][channel], with zeros around them for the padding P. Then, for each block of
+filters, it copies their gradients side by side, and sums the products of every tap. The sums of all chunks are added in
+float64, and written when all images are done. No sum crosses lanes, and threads share no sums.
 
 Arithmetic intensity: 4*F FLOP per F + 2 lanes floats, from L1 and L2. Memory: x is read once per part of the filters, y
 once per block of channels. The multiply-adds limit it.
 Restrictions: one group; planes of at least as many pixels as a vector has lanes.
 
-Error: in a chunk's products, float32; over the chunks, float64. The number of threads changes no bit.
+Error: sums are float32 within a chunk, and float64 over the chunks. The number of threads changes no bit.
 Source: E. Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures, 2018.
 """
 
@@ -50,11 +50,11 @@ VECTORS, MOST_FILTERS = 2, {16: 6, 32: 12}
 #: The fewest output pixels of a chunk, if the layer has them, and the most images of a chunk.
 CHUNK_PIXELS, MOST_IMAGES = 512, 16
 
-#: Products per pixel and channel of a work item, at most: more items, and each reads x again.
+#: The most products per pixel and channel of a work item. A smaller limit makes more items, and each item reads x.
 ITEM_PRODUCTS = 640
 
-#: The share of the lanes that channels fill, from which it is recommended. Filters of one element share no loads of
-#: pixels, so it is recommended only for planes of fewer pixels, on which ``pixel_reduction`` mostly adds up lanes.
+#: The kernel is recommended if channels fill at least this share of the lanes. 1 x 1 filters share no loads of pixels,
+#: so for them it is recommended only below this many pixels per plane, where ``pixel_reduction`` mostly adds up lanes.
 LEAST_FILLED, FEW_PIXELS = 0.85, 256
 
 
@@ -62,7 +62,7 @@ class Plan:
     """The tiling of one layer, a batch of one, compared by identity.
 
     filters          filters of a work item
-    blocks           filters of its blocks
+    blocks           filters of each block of a work item
     rows, images     rows of a chunk, and images of a chunk
     channels         channels of a block
     taps             elements of a filter's channel
@@ -70,7 +70,7 @@ class Plan:
     input_rows       rows of the padded image that a chunk reads
     bands            chunks of rows of an image
     margin           floats before and after a chunk's transposed rows of an image, which transposing whole vectors may
-                     write; ``image``: those of the rows with both margins
+                     write; ``image``: floats of the rows with both margins
     gradient_stride  floats from the gradients of a filter to the next; an odd number of cache lines
     sums             sums of a work item
     scratch          floats of scratch per thread: the sums in float64, the gradients of a block, the transposed rows
@@ -92,7 +92,7 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the tiling for vectors of ``lanes`` floats and that many registers."""
+    """Return the tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
     most = max(32, ITEM_PRODUCTS // (layer.kernel * layer.kernel_width))
     divisors = [n for n in range(most // 3, most + 1) if layer.filters % n == 0]
     filters = max(divisors, default=layer.filters)
@@ -125,9 +125,9 @@ def _tile(module: Module, plan: Plan, filters: int) -> Function:
 
 
 def _transpose(module: Module, plan: Plan) -> Function:
-    """Build (x, to, first, rows, left), which fills a chunk's rows of an image; rows outside become zeros.
+    """Build (x, to, first, rows, left), which fills a chunk's rows of an image; rows outside the image become zeros.
 
-    x is the block's first channel, ``left`` the number of channels from there on. ``first`` is the first row.
+    x is the block's first channel, ``left`` the number of channels from it on, ``first`` the first row.
     """
     layer, lanes, channels = plan.layer, plan.lanes, plan.channels
     width, plane = layer.width, layer.height * layer.width
@@ -154,7 +154,10 @@ def _transpose(module: Module, plan: Plan) -> Function:
 
 @compiled_once
 def _compiled(plan: Plan, target: Cpu) -> Any:
-    """Compile (x, y, w, scratch, batch, channels): a work item, for its first channel and filter; ``channels`` left."""
+    """Compile (x, y, w, scratch, batch, channels), which computes a work item.
+
+    x, y and w begin at the item's first channel and filter; ``channels`` is the number of channels from there on.
+    """
     layer, lanes, module = plan.layer, plan.lanes, Module("outer_products", target)
     transpose = _transpose(module, plan)
     tiles = {filters: _tile(module, plan, filters) for filters, _ in plan.blocks}
@@ -201,7 +204,7 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (M, C, K, L), from x and w, the gradient to y: the threads claim work items."""
+    """Fill out (M, C, K, L) from x and w, which is the gradient of y; the threads claim work items."""
     plan, reduce = _layer(problem.with_batch(1), cpu())
     starts = [
         (c, m) for c in range(0, problem.channels, plan.channels) for m in range(0, problem.filters, plan.filters)
@@ -222,7 +225,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take a problem."""
+    """Return why the kernel does not support a problem; empty if it does."""
     if not isinstance(problem, WeightGradient):
         return ["it computes weight gradients only"]
     lanes, pixels = cpu().lanes, problem.height * problem.width
@@ -230,7 +233,7 @@ def limits(problem: ConvProblem) -> list[str]:
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``pixel_reduction`` (20 layers on a Zen 4)."""
+    """Return whether this kernel is predicted to be faster than ``pixel_reduction`` (20 layers on a Zen 4)."""
     block = VECTORS * cpu().lanes
     filled = problem.channels / round_up(problem.channels, block)
     few_pixels = problem.output_height * problem.output_width < FEW_PIXELS
@@ -238,7 +241,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 
 def bound(problem: ConvProblem) -> float:
-    """Return the error bound: a chunk's sums in float32, all others in float64, and the result's rounding."""
+    """Return the error bound: a chunk's sums are in float32, the other sums in float64, and the result is rounded."""
     target = cpu()
     plan = make_plan(problem.convolution.with_batch(1), target.lanes, target.registers)
     return sum_bound(plan.images * plan.rows * plan.layer.output_width) + 2 * EPS32

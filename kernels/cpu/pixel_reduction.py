@@ -5,16 +5,16 @@ A tap is an element (c, p, q) of a filter. Copies of the image make the pixels t
 
     w[m][tap] = sum over images and pixels o of y[m][o] * copies[offset of the tap + o]
 
-A tile of F filters x T taps stays in registers for all pixels of a few images: each step loads F vectors of y and T of
-the copies, and does F*T multiply-adds. Then the lanes of each sum are added up, in float32, and the result is added to
-sums in float64.
+A tile of F filters x T taps stays in registers for all pixels of a few images: each step loads F vectors of y and T
+vectors of the copies, and does F*T multiply-adds. Then the lanes of each sum are added up in float32, and the result is
+added to a sum in float64.
 
 Arithmetic intensity: 2*F*T FLOP per F + T floats, from L1 and L2. Memory: x and y once; the copies have L times as many
 pixels as x and stay in L2. The multiply-adds limit it.
 Restrictions: at least as many output pixels as a vector has lanes.
 
-Error: within a lane, the pixels of a few images; over all images, that of float64. The result does not depend on the
-number of threads, unless the sums take more than SUMS_BYTES, so that each thread has its own.
+Error: a lane sums the pixels of a few images in float32; these sums are added in float64. The result does not depend on
+the number of threads, unless the sums take more than SUMS_BYTES: then each thread has separate sums.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from ._direct_plan import fastest_tiling, step_cycles, tile_sizes
 from ._few_images import sharing
 from ._ir import Partition, add_in_float64, each_part, lane_sums
 
-#: Taps of a tile at most.
+#: The most taps of a tile.
 MOST_TAPS = 9
 
 #: Bytes of copies and of y that a thread works on at a time, unless one image has more.
 CHUNK_BYTES = 640 << 10
 
-#: Images at a time at most, and sums at most that threads work on independently of each other.
+#: The most images at a time; the most independent copies of the sums that threads work on.
 MOST_IMAGES, PARTS = 16, 64
 
-#: Bytes of all these sums at most, unless each thread's own take more.
+#: The most bytes of all copies of the sums, unless one copy per thread takes more.
 SUMS_BYTES = 8 << 20
 
 
@@ -74,7 +74,7 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` floats and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
     sizes = sorted((f, t) for t, f in tile_sizes(registers, 1) if t <= MOST_TAPS)
     return Plan(
         Copies(layer, lanes), *fastest_tiling(layer.filters // layer.groups, layer.products, sizes, step_cycles)
@@ -108,7 +108,7 @@ def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
         starts = [copies[offsets[t].load()] for t in range(taps)]
 
         def step(totals: list[Value], image: Value, pixel: Operand, counted: int = 0) -> list[Value]:
-            """Emit the products of a vector of pixels, without its first ``counted`` lanes."""
+            """Emit the products of a vector of pixels; its first ``counted`` lanes, already added, are left out."""
             mask = ir.Constant(ir.VectorType(ir.IntType(1), lanes), [int(lane >= counted) for lane in range(lanes)])
 
             def pixels(pointer: Value, stride: int) -> Value:
@@ -164,7 +164,7 @@ def _plan(problem: ConvProblem) -> Plan:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (M, C / G, K, L), from x and w, the gradient to y: the threads share the images."""
+    """Fill out (M, C / G, K, L) from x and w, which is the gradient of y; the threads share the images."""
     plan = _plan(problem)
     reduce = _compiled(plan, cpu())
     chunks = ceil_div(problem.batch, plan.images)
@@ -190,7 +190,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take a problem."""
+    """Return why the kernel does not support a problem; empty if it does."""
     if not isinstance(problem, WeightGradient):
         return ["it computes weight gradients only"]
     lanes, pixels = cpu().lanes, problem.output_height * problem.output_width
@@ -198,7 +198,7 @@ def limits(problem: ConvProblem) -> list[str]:
 
 
 def bound(problem: ConvProblem) -> float:
-    """Return the error bound: a lane adds the products of a few images, the lanes are added, the result is rounded."""
+    """Return the error bound: a lane sums the products of a few images, the lanes are added, the result is rounded."""
     plan = _plan(problem)
     return sum_bound(plan.images * (plan.pixels // plan.lanes + 1) + int(math.log2(plan.lanes))) + 2 * EPS32
 

@@ -5,13 +5,13 @@ A tap is an element (c, p, q) of a filter. Copies of the image make the pixels t
 
     y[m][o] = sum over the taps of w[m][tap] * copies[offset of the tap + o]
 
-A tile of F filters x P vectors of pixels stays in registers for all taps: each loads P vectors, broadcasts F weights
-and does F*P multiply-adds. The last vector of a plane overlaps the one before it. Each group is copied and computed in
-turn, so that the copies of a depthwise layer stay in L1 or L2. A data gradient of stride 1 is a convolution of y, with
-filters turned by half a turn.
+A tile of F filters x P vectors of pixels stays in registers for all taps: each tap loads P vectors, broadcasts F
+weights and does F*P multiply-adds. The last vector of a plane overlaps the vector before it. Each group is copied and
+computed in turn, so that the copies of a depthwise layer stay in L1 or L2. A data gradient of stride 1 is a convolution
+of y with filters rotated by 180 degrees.
 
 Arithmetic intensity: 2*C*K*L / G FLOP per output. Memory: each pixel is written L times to L2. The multiply-adds limit
-layers of many filters per group, the loads depthwise ones.
+layers of many filters per group; the loads limit depthwise layers.
 Source: as ``direct``.
 """
 
@@ -42,7 +42,7 @@ CHUNK_BYTES = 1 << 20
 class Plan:
     """The tiling of one layer, compared by identity: filters per block, in a group, and vectors of pixels per tile.
 
-    ``scratch`` are the floats of scratch per thread: the copies of a group, and a vector that may be read beyond them.
+    ``scratch``: floats of scratch per thread, for the copies of a group and a vector that may be read beyond them.
     """
 
     def __init__(self, copies: Copies, blocks: Partition, tiles: Partition) -> None:
@@ -52,7 +52,7 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` floats and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
     copies = Copies(layer, lanes)
     filters, vectors = layer.filters // layer.groups, ceil_div(copies.pixels, lanes)
     return Plan(copies, *fastest_tiling(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
@@ -61,8 +61,8 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
 def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
     """Build (x, x_last, w, y, y_last, offsets), which computes a tile of (filters, vectors).
 
-    x is the tile's first pixel in the copies for the tap of offset 0; x_last its last vector there; y and y_last are
-    the same in the output.
+    x is the tile's first pixel in the copies for the tap of offset 0, x_last its last vector there; y and y_last are
+    its first pixel and last vector in the output.
     """
     (filters, vectors), lanes, pixels = size, plan.copies.lanes, plan.copies.pixels
     with Function(module, f"tile_{filters}_{vectors}", "x x_last w y y_last offsets:i64") as f:
@@ -110,7 +110,7 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill the third operand: the threads claim some images at a time."""
+    """Fill the third operand; the threads claim some images at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
         im2col.run(problem, x, w, out, threads)  # infinity times the zeros around y is NaN
         return
@@ -133,7 +133,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take a problem."""
+    """Return why the kernel does not support a problem; empty if it does."""
     strided = isinstance(problem, DataGradient) and problem.stride != (1, 1)
     return ["it computes data gradients of stride 1 only"] * strided + _padded.limits(problem)
 

@@ -1,8 +1,8 @@
 """winograd: a convolution with fewer multiplications, compiled for the layer, with images in the lanes.
 
 The K taps of a filter's row are cut into groups of three and two (and one). For two neighbouring outputs, a group of
-three takes four products instead of six, and a group of two takes three instead of four. The sums that this needs are
-of inputs in the outputs' own windows:
+three takes four products instead of six, and a group of two takes three instead of four. This needs sums of inputs, all
+of them in the windows of the outputs:
 
     y[0] = x0 w0 + x1 w1 = (x0 - x1) w0 + x1 (w0 + w1)          three taps: Winograd's F(2, 3)
     y[1] = x1 w0 + x2 w1 = (x2 - x1) w1 + x1 (w0 + w1)
@@ -10,8 +10,8 @@ of inputs in the outputs' own windows:
 Applied to rows and columns, 5 x 5 taps take 64 or 49 products for 2 x 2 outputs instead of 100, 7 x 7 take 121 or 100
 instead of 196, and 3 x 3 take 16 instead of 36. Products form classes by the outputs that they belong to
 (``_winograd_code.outputs``). A tile of F filters x P pairs of columns stays in registers for all products of a class
-and all channels, as in ``direct``. A vector holds one value of as many images as it has lanes, so the sums of inputs
-and outputs are whole vectors.
+and all channels, as in ``direct``. A vector holds one value of each of several images, one per lane, so sums of inputs
+and of outputs need only whole vectors.
 
     x --transpose--> rows of [column][image] --add inputs--> ring of rows in L2 --multiply--> outputs --transpose--> y
 
@@ -19,13 +19,13 @@ Arithmetic intensity: as above. Memory: x and y once, for two rows of outputs at
 the time (``_winograd_plan.WinogradPlan.cycles``).
 Restrictions: at least as many images, and as many output columns, as a vector has lanes; K of 2 to 16.
 
-Error: a product's weight is the sum of several of the filter's. Relative to these sums, the bound is that of any
-float32 sum (``_winograd_plan.bound``). No algorithm of fewer multiplications keeps the bound of the plain sum
+Error: a product's weight is a sum of several weights of the filter. Relative to these sums, the bound is that of any
+float32 sum (``_winograd_plan.bound``). No algorithm with fewer multiplications keeps the bound of the plain sum
 (W. Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
 exactly, and no sum contains an input outside of its output's window. On dense data the error is smaller than a plain
-sum's, since there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images that are
-mostly zero, all images if computing the sparse ones twice would take longer, images with an output that
-is not finite, and layers with a weight that is not finite or so small that a quarter of it may be rounded.
+sum's, because there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images that
+are mostly zero, or all images if computing the sparse images twice would take longer. It also computes images with an
+output that is not finite, and layers with a weight that is not finite or so small that a quarter of it may be rounded.
 
 Sources: S. Winograd, Arithmetic Complexity of Computations, SIAM, 1980; A. Lavin and S. Gray, Fast Algorithms for
 Convolutional Neural Networks, 2015 (CVPR 2016); filters cut into groups: D. Huang et al., DWM: A Decomposable Winograd
@@ -54,30 +54,31 @@ from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, p
 #: The share of zeros from which an image counts as sparse.
 ZEROS = 0.75
 
-#: The most zeros of an image that are counted: the counter is a float32.
+#: The most zeros of an image that can be counted, because the counter is a float32.
 MOST_COUNTED = 2**24 - 1
 
-#: Images that are sampled before any is computed, and bytes of images that ``direct`` recomputes at a time.
+#: The images that are sampled before any image is computed; the bytes of images that ``direct`` recomputes at a time.
 SAMPLE, RECOMPUTED_BYTES = 32, 16 << 20
 
 #: The share of sparse images up to which they are always computed twice.
 LEAST_SPARSE = 0.1
 
-#: A quarter of a smaller weight loses digits in float32.
+#: Below this magnitude, a quarter of a weight may lose digits in float32.
 SMALLEST_WEIGHT = 2.0**-100
 
-#: Larger filters have thousands of products, all unrolled.
+#: The largest kernel: larger filters would have thousands of products, all unrolled.
 MOST_KERNEL = 16
 
-#: Groups of as many images as lanes, from which all cores have enough to do: at least, and per core.
+#: The fewest groups (of as many images as lanes) with which all cores have enough to do: in all, and per core.
 GROUPS, GROUPS_PER_CORE = 32, 4
 
-#: Products per output below which the plain sum's bound is too small for sums of weights.
+#: The products per output below which the plain sum's bound is too small for sums of weights.
 PRODUCTS = 128
 
-#: The predicted speed-up over ``direct`` from which it is recommended, by instruction set, and the most scratch memory
-#: that was measured: the cost model, which was fitted with AVX2, leaves out the caches' part for more. With AVX-512 it
-#: pays on AMD's chips, which add in other units than they multiply-add; on a Xeon, which does not, it was not faster.
+#: The predicted speed-up over ``direct`` from which the kernel is recommended, by instruction set; the most scratch
+#: memory that was measured: the cost model, fitted with AVX2, ignores the cost of caches beyond it. With AVX-512 the
+#: kernel is profitable on AMD's chips, which add and multiply-add in different units; a Xeon does not, and it was not
+#: faster there.
 GAIN, SCRATCH_BYTES = {"avx2": 1.1, "avx512": 1.4}, 4 << 20
 
 
@@ -93,7 +94,7 @@ def _layer(layer: ConvProblem, target: Cpu) -> tuple[WinogradPlan, Any]:
 
 
 def reasons(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take the problem."""
+    """Return why the kernel does not support the problem; empty if it does."""
     lanes = cpu().lanes
     sizes = {"batch": problem.batch, "output width": problem.output_width}
     found = [f"{name}: at least {lanes} on this CPU, got {size}" for name, size in sizes.items() if size < lanes]
@@ -103,9 +104,10 @@ def reasons(problem: ConvProblem) -> list[str]:
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``direct``.
+    """Return whether this kernel is predicted to be faster than ``direct``.
 
-    Measured on Zen 3, Zen 5 and an Intel Xeon (docs/performance.md); on other kinds of CPU it is not recommended.
+    The thresholds were measured on Zen 3, Zen 5 and an Intel Xeon (docs/performance.md). The result is False for
+    instruction sets without a threshold, and for AVX-512 on CPUs that are not AMD's.
     """
     target = cpu()
     if target.level not in GAIN or (target.level == "avx512" and not target.by_amd):
@@ -118,16 +120,16 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done; also what ``direct`` needs for all images and for some."""
+    """Compile for the layer, if that has not been done; also compile ``direct`` for all images and for some."""
     _layer(problem.with_batch(1), cpu())
     direct.prepare(problem, out)
     direct.prepare(problem, np.empty(1, np.float32))
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the threads claim groups of images, some megabytes of output at a time.
+    """Fill out, shape (B, M, OH, OW); the threads claim groups of images, some megabytes of output at a time.
 
-    Raises UnsupportedError for a problem that it cannot take.
+    Raises UnsupportedError for a problem that the kernel does not support.
     """
     found_reasons = reasons(problem)
     if found_reasons:
@@ -135,7 +137,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     plan, conv = _layer(problem.with_batch(1), cpu())
     packed = packed_weights(plan, w)
     sparse = [np.mean(image == 0) > ZEROS for image in x[:: ceil_div(len(x), SAMPLE)]]
-    # With more sparse images than this, computing them twice takes longer than winograd saves on all.
+    # With a larger share of sparse images, computing these twice costs more time than winograd saves on all images.
     too_sparse = np.mean(sparse) > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
     too_small = ((np.abs(w) < SMALLEST_WEIGHT) & (w != 0)).any()
     if too_sparse or too_small or not np.isfinite(packed).all():

@@ -1,26 +1,26 @@
 """winograd_gemm: 3 x 3 filters with fewer multiplications, as matrix products, compiled for the layer.
 
 Winograd's F(2 x 2, 3 x 3), which is ``winograd``'s group of three taps down and across: a tile of 2 x 2 outputs takes
-16 products per channel instead of 36. They are products of sums of the 4 x 4 inputs that a tile sees with sums of a
-filter's weights, 16 forms of each. Added up over the channels, they are a matrix product for each form:
+16 products per channel instead of 36. A product's factors are a sum of the tile's 4 x 4 inputs and a sum of a filter's
+weights; there are 16 forms of each. Added up over the channels, the products of a form are a matrix product:
 
     x --sums--> inputs (form, C, tiles)
                                           products (form, M, tiles) = weights times inputs   --sums--> y
     w --sums--> weights (form, M, C)
 
-A panel, three vectors of neighbouring tiles, passes through all steps in L1 and L2, and the weights are read once per
-panel. In the products, F filters x 3 vectors stay in registers for all channels. Rows of the image are copied between
-zeros before their sums are computed, so padding costs nothing. A data gradient of stride 1 is a convolution of y, with
-filters turned by half a turn.
+A panel is three vectors of neighbouring tiles. It passes through all steps in L1 and L2, and the weights are read once
+per panel. In the products, F filters x 3 vectors stay in registers for all channels. Rows of the image are copied
+between zeros before their sums are computed, so padding costs nothing. A data gradient of stride 1 is a convolution of
+y with filters rotated by 180 degrees.
 
 Arithmetic intensity: as above. Memory: x four times, from L1 mostly; y once; 16 floats of weights per filter and
 channel are written once, and read per panel. The multiply-adds limit it where there are many channels and filters.
 Restrictions: 3 x 3 filters, stride 1, no dilation, one group.
 
-Error: ``winograd`` says what holds for it. Outputs that see few numbers other than zero have the largest errors, as a
-share of a plain sum's bound: so ``direct`` computes images whose windows have fewer than NUMBERS of these on average
-and are three quarters zero, images with an output that is not finite, and layers with a weight so small that a quarter
-of it may be rounded.
+Error: see ``winograd``. As a share of a plain sum's bound, outputs whose windows have few numbers other than zero have
+the largest errors. So ``direct`` computes images whose windows have fewer than NUMBERS such numbers on average and are
+three quarters zero, images with an output that is not finite, and layers with a weight so small that a quarter of it
+may be rounded.
 
 Sources: as in ``winograd``; the panels follow the blocking that ``direct`` names.
 """
@@ -49,7 +49,7 @@ from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 #: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
 BLOCKS = {4: 4, 8: 4, 16: 8}
 
-#: Numbers other than zero that a window has on average, from which errors keep a plain sum's bound. They are estimated
+#: The average numbers other than zero per window from which errors keep a plain sum's bound. The average is estimated
 #: from SAMPLES groups of neighbouring pixels of an image, each as long as a cache line.
 NUMBERS, SAMPLES = 20, 64
 
@@ -83,14 +83,14 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[GemmPlan, Any, Any]:
 
 
 def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take the problem."""
+    """Return why the kernel does not support the problem; empty if it does."""
     if problem.w_shape[2:] != (3, 3):
         return [f"kernel: 3 x 3, got {problem.kernel} x {problem.kernel_width}"]
     return _padded.limits(problem)
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``direct``, and whether its errors are as small."""
+    """Return whether this kernel is predicted to be faster than ``direct``, with errors as small."""
     if problem.products < PRODUCTS or KERNEL.not_supported_reasons(problem):
         return False
     plan = make_plan(_padded.forward(problem), cpu().lanes)
@@ -103,7 +103,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill the third operand: the threads share the chunks of weights, then claim panels."""
+    """Fill the third operand; the threads share the chunks of weights, then claim panels."""
     plan, conv, weights = _layer(problem.with_batch(1), cpu())
     sparse = _sparse(plan, x)
     packed = memory.aligned(plan.chunks * plan.chunk_weights)
@@ -140,7 +140,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 
 def _sparse(plan: GemmPlan, x: np.ndarray) -> np.ndarray:
-    """Return which images have windows with few numbers other than zero, by a sample of their pixels."""
+    """Return a mask of the images whose windows have few numbers other than zero, by a sample of their pixels."""
     flat = x.reshape(len(x), -1)
     size = min(LINE_FLOATS, flat.shape[1])
     groups = flat[:, : flat.shape[1] // size * size].reshape(len(x), -1, size)
