@@ -3,7 +3,7 @@
 Public modules:
 
 results  the format of all measured results, its reader and its writer
-launches  what a kernel's call launches, with registers, bytes and occupancy
+launches  the launches of a kernel's call, with registers, bytes and occupancy
 layers   layers on the CPU and on a GPU, one row per contestant and kind of call
 plots    results as SVG
 tables   results as Markdown

@@ -40,7 +40,7 @@ _MOST_THREADS, _MOST_LAYERS = 1024, 10_000
 
 @dataclass(frozen=True)
 class _Plan:
-    """The measurements of a subcommand: each case by name, called with the ceilings if there are any."""
+    """The measurements of a subcommand: a function per case name, which takes the ceilings if there are any."""
 
     cases: Mapping[str, Callable[..., Case]]
     on_gpu: bool
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, "layers")
     parser, subparsers = _parser()
     options = parser.parse_args(words)
-    # MXNet reads them when it is imported: it uses half of the cores otherwise, and names each graph that it fuses.
+    # MXNet reads these variables on import. Otherwise it uses half of the cores, and prints each graph that it fuses.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     try:
@@ -124,7 +124,7 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
                 f"got {elements} elements of {name}; use fewer images"
             )
     mxnet_import.load()
-    # Without --repeats, three calls, and no further one after 5 seconds.
+    # Without --repeats: three calls, but no further call after 5 seconds.
     settings = layers.Settings(impls, options.repeats or 3, math.inf if options.repeats else 5.0, seed=options.seed)
     cases = {name: partial(layers.cpu_case, name, problem, settings) for name, problem in problems.items()}
     return _Plan(cases, False, partial(_cpu_roofline.measure, options.threads))
@@ -140,7 +140,7 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
         if getattr(options, name):
             raise ValueError(f"--again: expected no --{name}, since the layers are the tuning table's")
     problem = output_file_problem(tuning.TABLE) if options.record else None
-    if problem:  # not at the end of a sweep of hours
+    if problem:  # fail here, not at the end of a sweep of hours
         raise Ece408Error(f"--record: the tuning table: {problem}")
     given = options.images or _layer_names.IMAGES, options.random or 0, options.seed
     problems = _sweep.recorded() if options.again else _sweep.layers(*given)
@@ -274,7 +274,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     option("sweep", "--again", "the layers that the tuning table has of this GPU, instead", **flag)
     option("sweep", "--record", "write the times into the tuning table, in place of older ones", **flag)
     cores = len(os.sched_getaffinity(0))
-    # Too many threads would only wait for each other.
+    # More threads than cores would only wait for each other.
     few: Any = {**number, "type": whole_number(1, _MOST_THREADS), "default": cores}
     option(every, "--threads", f"threads of all contestants (default: {cores})", **few)
     option(every, "--repeats", "timed calls of each kind (fewer by default where a call takes seconds)", **number)

@@ -22,7 +22,7 @@ from .results import FIRST, FRESH, REUSED, Case, Row
 #: The peers: a Custom operator that does nothing, and a copy of the output from the GPU without a computation.
 NOTHING, BARE_COPY = "empty Custom operator", "bare copy of the output"
 
-#: The layer of both, by the name of the table.
+#: The layer of both subcommands, by its name in the tables.
 _NAME = "2017"
 
 #: The contestants alternate in this many turns, so that a change of the clock rate affects all of them.
@@ -49,10 +49,10 @@ assert (y.asnumpy() == 25).all()
 
 
 def one_image(device: str, calls: int) -> Case:
-    """Calls of nd.Custom on one image in the context of "cpu" or "gpu", each waited for, and a process's first call.
+    """Return the times of nd.Custom on one image on "cpu" or "gpu", and of a fresh process's first call.
 
-    The difference between ``New`` and the Custom operator that does nothing is the operator's own cost, including the
-    computation. Raises Ece408Error where a fresh process fails.
+    Each call is waited for. The difference between ``New`` and the Custom operator that does nothing is the operator's
+    own cost, including the computation. Raises Ece408Error if a fresh process fails.
     """
     import mxnet as mx
 
@@ -80,7 +80,7 @@ def one_image(device: str, calls: int) -> Case:
 
 
 def _waited(*operands: Any, **options: Any) -> Any:
-    """Return nd.Custom's output when it is computed; it is freed outside the timed call."""
+    """Call nd.Custom and wait; return the output, so that the caller frees it outside the timed call."""
     import mxnet as mx
 
     output = mx.nd.Custom(*operands, **options)
@@ -115,9 +115,10 @@ def _register_nothing(mx: Any, shape: tuple[int, ...]) -> None:
 
 
 def transfers(impl: str, images: int, repeats: int) -> Case:
-    """The operator on mx.cpu() arrays with device="gpu", and its output alone copied by the same staging buffers.
+    """Return the times of the operator on mx.cpu() arrays with device="gpu", and of a bare copy of its output.
 
-    Both write into memory that was never touched (FRESH), and into memory that was (REUSED).
+    The copy uses the same staging buffers. Both write into memory that was never touched (FRESH), and into memory that
+    was written before (REUSED).
     """
     import mxnet as mx
 

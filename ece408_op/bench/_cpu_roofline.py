@@ -1,4 +1,4 @@
-"""A CPU's rates, measured: multiply-adds that never leave the registers, and non-temporal stores."""
+"""Measure a CPU's rates: of multiply-adds in registers, and of non-temporal stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ece408_op.core.roofline import Ceilings
 from ece408_op.runtime import llvm, thread_pool
 from ece408_op.runtime.memory import aligned
 
-#: Independent sums: more than the multiply-adds in flight, fewer than the registers.
+#: The number of independent sums: more than the multiply-adds in flight, fewer than the registers.
 _SUMS = 12
 
 _STEPS = 2_000_000
@@ -20,7 +20,7 @@ _REPEATS = 5
 
 @llvm.compiled_once
 def _multiply_adds(target: llvm.Cpu) -> Any:
-    """Compile a function (out): _STEPS times _SUMS multiply-adds of whole vectors; the sums are loaded and stored."""
+    """Compile (out), which does _STEPS times _SUMS multiply-adds of whole vectors on sums that it loads from out."""
     with llvm.Function(llvm.Module("peak", target), "peak", "out", exported=True) as f:
         (out,) = f.arguments
         values = [out[n * target.lanes].load(target.lanes) for n in range(_SUMS)]
@@ -33,7 +33,7 @@ def _multiply_adds(target: llvm.Cpu) -> Any:
 
 @llvm.compiled_once
 def _fill(target: llvm.Cpu) -> Any:
-    """Compile a function (out, vectors) that stores vectors of ones past the caches."""
+    """Compile (out, vectors), which fills out with ones by non-temporal stores."""
     with llvm.Function(llvm.Module("fill", target), "fill", "out", "vectors", exported=True) as f:
         out, vectors = f.arguments
         with f.range(vectors) as n:
@@ -43,7 +43,7 @@ def _fill(target: llvm.Cpu) -> Any:
 
 
 def measure(threads: int) -> Ceilings:
-    """Return the rates of that many threads together: the best of several runs."""
+    """Return the rates of ``threads`` threads together: the best of several runs."""
     target = llvm.cpu()
     sums = [aligned(_SUMS * target.lanes) for _ in range(threads)]
     for array in sums:

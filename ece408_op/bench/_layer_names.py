@@ -1,4 +1,4 @@
-"""Layers by name, by their sizes and attributes, and at random."""
+"""Find layers by name, or by sizes and attributes, and draw layers at random."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ece408_op.problem import COURSE_LAYERS, ITEM_BYTES, ConvProblem
 #: Images of the course's data set.
 IMAGES = 10_000
 
-#: The most that a random layer writes, and computes: about what the course's layers do.
+#: The most bytes that a random layer writes, and the most FLOP that it computes: about those of the course's layers.
 _MOST_BYTES, _MOST_FLOPS = 1 << 30, 100e9
 
 #: The channels, filters and kernel sizes that random layers are drawn from, both ends included.
@@ -24,9 +24,9 @@ _HEIGHTS = (16, 80)
 def random_layers(
     count: int, seed: int, ranges: Sequence[Ranges] = (RANGES,), most: int = IMAGES
 ) -> dict[str, ConvProblem]:
-    """``count`` layers by name, drawn from each of the ranges in turn, with at most ``most`` images.
+    """Return ``count`` layers by name, drawn from each of the ranges in turn, with at most ``most`` images.
 
-    The same seed gives the same layers everywhere.
+    The same seed gives the same layers on every machine.
     """
     draw = random.Random(seed)
     layers: dict[str, ConvProblem] = {}
@@ -48,7 +48,7 @@ _EXAMPLE = "CxHxWxMxK such as 3x32x32x16x5, or 96x35x35x96x3s2p1 with a stride a
 
 
 def name_of(problem: ConvProblem) -> str:
-    """CxHxWxMxK and the attributes, as parse takes it."""
+    """Return CxHxWxMxK and the attributes, in the form that ``parse`` reads."""
     name = "x".join(str(n) for n in (problem.channels, problem.height, problem.width, problem.filters, problem.kernel))
     name += _pair((problem.kernel, problem.kernel_width)).removeprefix(str(problem.kernel))
     for letter, (attribute, plain) in _ATTRIBUTES.items():
@@ -62,10 +62,11 @@ def _pair(value: tuple[int, int]) -> str:
 
 
 def parse(word: str, images: int) -> ConvProblem:
-    """A layer by its name, or by its sizes CxHxWxMxK ("3x32x32x16x5"), with that many images.
+    """Return the layer of a name, or of sizes CxHxWxMxK ("3x32x32x16x5"), with ``images`` images.
 
-    K may be KxL's "1-7"; after it, s, p, d and g give stride, padding, dilation and groups: "96x35x35x96x3s2p0-1".
-    Raises ValueError where the word is neither; ProblemError (a ValueError) where no convolution has these sizes.
+    For filters of K x L, K is written "1-7"; after it, s, p, d and g give stride, padding, dilation and groups:
+    "96x35x35x96x3s2p0-1". Raises ValueError if ``word`` is neither; ProblemError (a ValueError) if no convolution has
+    these sizes.
     """
     if word in COURSE_LAYERS:
         return COURSE_LAYERS[word].with_batch(images)

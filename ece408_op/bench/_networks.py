@@ -1,8 +1,8 @@
 """Whole networks, from images to class probabilities: the operator, gpu_network, MXNet's own operators, PyTorch.
 
 A network is bound once for all images. The kinds of call are "forward", from images in ordinary, pageable memory to
-probabilities in NumPy's; "gpu", from images on the GPU to probabilities there; and FIRST, the first forward, which
-compiles and faults the memory in.
+probabilities in a NumPy array; "gpu", from images on the GPU to probabilities on the GPU; and FIRST, the first forward,
+which also compiles and causes the page faults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETS = {
         *("densenet121", "alexnet", "mobilenetv2_1.0"),
     ),
 }
-#: The images of a network of the course, and of one of Gluon's, unless the caller has another number.
+#: The default numbers of images for the course's networks and for Gluon's.
 IMAGES, GLUONS_IMAGES = 10_000, 128
 
 #: The kinds of call.
@@ -49,10 +49,11 @@ _SETTING = "MXNET_SUBGRAPH_BACKEND"
 
 
 def case(name: str, images: int | None, device: str, repeats: int, seed: int) -> Case:
-    """All contestants on one network; ``device`` is where the convolutions of ``New`` are computed.
+    """Time all contestants on one network; ``device`` computes the convolutions of ``New``.
 
-    On "gpu" the contestants are also gpu_network and PyTorch. A row of ``New`` or gpu_network fails where a prediction
-    is not that of MXNet's own operators, or an output is off by more than the bound; the other rows only count.
+    On "gpu", gpu_network and PyTorch are contestants too. A row of ``New`` or gpu_network fails if a prediction differs
+    from that of MXNet's own operators, or if an output is off by more than the bound. The other rows never fail; they
+    only report how many predictions agree.
     """
     from ece408_op.models import inference
 
@@ -69,7 +70,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
     def add(contestant: str, impl: str, calls: dict[str, Callable[[], Any]]) -> None:
         rows.extend(_rows(contestant, impl, calls, expected, bound, repeats))
 
-    # A GPU's peers of Gluon's networks are on the GPU; MXNet's CPU would take minutes.
+    # On a GPU, the peers of Gluon's networks are on the GPU too; MXNet on the CPU would take minutes.
     if own or device == "cpu":
         add("MXNet, default", "", _bound(built_in, pixels))
         with _without_fusing():
@@ -78,7 +79,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
         loaded = inference.with_operator(files.find(name), AUTO, device, fuse=fuse)
         add(contestant, AUTO, _bound(loaded, pixels))
     if device == "gpu":
-        # On image classifiers, PyTorch has cuDNN.
+        # On image classifiers, PyTorch already times cuDNN.
         for impl in (AUTO, "cudnn") if own else (AUTO,):
             try:
                 add(f"gpu_network {impl}", impl, _gpu_network(built_in, pixels, impl))
@@ -86,7 +87,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
                 rows.append(Row(f"gpu_network {impl}", FORWARD, status="skipped", reason=str(error), impl=impl))
         gpus = cuda.cupy().cuda.runtime.getDeviceCount()
         if gpus > 1:
-            # Nothing here names the network, which would keep its memory from PyTorch.
+            # No variable may refer to the network here: PyTorch needs its memory.
             called = f"gpu_network {AUTO}, {gpus} GPUs"
             add(called, AUTO, {FORWARD: _executed(inference.on_gpu(built_in, AUTO, device_ids=range(gpus)), pixels)})
         free_gpu()
@@ -96,7 +97,7 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
 
 
 def free_gpu() -> None:
-    """Give the GPU memory of the contestants before to the next one, also if it is PyTorch."""
+    """Free the GPU memory of earlier contestants, so that the next contestant can use it, even if it is PyTorch."""
     from ece408_op.network import engine
 
     gc.collect()
@@ -112,7 +113,7 @@ def _rows(
     bound: float,
     repeats: int,
 ) -> Iterator[Row]:
-    """The rows of a contestant's calls, which return scores (N, classes); the first call is one of "forward"."""
+    """Yield the rows of a contestant's calls, which return scores (N, classes); the first kind is "forward"."""
     for kind, call in calls.items():
         first, output = timer.cpu_clock(call)
         scores = _numpy(output)
@@ -151,7 +152,8 @@ def _without_fusing() -> Iterator[None]:
 def given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return a network by its name, images (N, C, H, W) and labels (N,), float32.
 
-    They are a data set's for the networks of models/, random for Gluon's, which have random weights.
+    Images and labels come from a data set for the networks of models/; for Gluon's, which have random weights, they are
+    random.
     """
     from ece408_op.models import inference
 
@@ -165,9 +167,9 @@ def given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np
 
 
 def gluons(name: str, seed: int) -> tuple[Any, tuple[int, int, int]]:
-    """A network of Gluon's model zoo with seeded random weights, and the shape of an image.
+    """Return a network of Gluon's model zoo with seeded random weights, and the shape of an image.
 
-    Raises ValueError, with all names, for another name.
+    Raises ValueError, with all names, for an unknown name.
     """
     import mxnet as mx
 
@@ -185,7 +187,7 @@ def gluons(name: str, seed: int) -> tuple[Any, tuple[int, int, int]]:
 
 
 def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Callable[[], Any]]:
-    """gpu_network's node bound by MXNet, and its engine for images that are on the GPU."""
+    """Return calls of gpu_network: its node bound by MXNet, and its engine for images that are on the GPU."""
     from ece408_op.models import inference
     from ece408_op.network.engine import engine
 
@@ -202,7 +204,7 @@ def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Calla
 
 
 def _executed(network: Any, pixels: np.ndarray) -> Callable[[], Any]:
-    """A forward of an executor whose data array has the images: a Module would copy them into another one."""
+    """Return a forward of an executor whose data array has the images; a Module would copy them to another array."""
     import mxnet as mx
 
     sizes, _, _ = network.symbol.infer_shape(data=pixels.shape)
@@ -220,19 +222,19 @@ def _executed(network: Any, pixels: np.ndarray) -> Callable[[], Any]:
 
 
 def _wait() -> None:
-    """Wait for CuPy's current stream, the default one, which is PyTorch's too."""
+    """Wait for CuPy's current stream: the default stream, which PyTorch uses too."""
     cuda.wait("the network", cuda.cupy().cuda.get_current_stream())
 
 
 def _numpy(scores: Any) -> np.ndarray:
-    """Scores of NumPy, CuPy or PyTorch as NumPy's."""
+    """Return scores, an array of NumPy, CuPy or PyTorch, as a NumPy array."""
     if isinstance(scores, np.ndarray):
         return scores
     return scores.get() if hasattr(scores, "get") else scores.cpu().numpy()
 
 
 def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
-    """PyTorch on the GPU, eager and compiled, in both layouts, float32 (TF32 off); nothing where PyTorch has no GPU.
+    """Yield PyTorch's calls on the GPU, eager and compiled, in both layouts, float32 (TF32 off); none without a GPU.
 
     The first call compiles.
     """
@@ -263,7 +265,7 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
 
 
 def torch_module(network: Any, device: str, layout: Any = None, training: bool = False) -> Any:
-    """The network's symbol as a PyTorch module, its filters in a memory format.
+    """Return the network's symbol as a PyTorch module; ``layout`` is the memory format of its filters.
 
     training: batch normalization uses the batch's statistics, and the parameters in ``weights`` have gradients. Raises
     KeyError for an operator that the networks here do not have.
@@ -277,7 +279,7 @@ def torch_module(network: Any, device: str, layout: Any = None, training: bool =
         weights[name].requires_grad_(training and name in network.arg_params)
     operators = _operators(torch, training)
     nodes = json.loads(network.symbol.tojson())["nodes"]
-    # Read before the forward, which torch.compile then takes as one graph.
+    # Parsed before the forward, so that torch.compile captures the forward as one graph.
     steps = [
         (
             None if node["op"] == "null" else operators[node["op"]],
@@ -306,7 +308,7 @@ def torch_module(network: Any, device: str, layout: Any = None, training: bool =
 
 
 def _attributes(node: dict[str, Any]) -> dict[str, Any]:
-    """MXNet's attributes as Python's values; words stay words."""
+    """Return a node's attributes as Python values; attributes that are words stay strings."""
     found = {}
     for key, word in node.get("attrs", {}).items():
         try:

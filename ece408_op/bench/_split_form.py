@@ -1,4 +1,4 @@
-"""The general split-precision convolution on activations that stay split, NHWC, as between layers of gpu_network."""
+"""Time fp16x3_general on activations that stay split, NHWC, as they do between layers of gpu_network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NAME = "auto, split NHWC"
 
 
 class SplitLayer:
-    """A layer whose input is split already, and whose output stays split; float32 images of few channels are split too.
+    """A layer whose input is split already, and whose output stays split.
+
+    If the input has few channels, it is float32 images instead, and the call splits them too.
 
     x (B, C, H, W) and w (M, C / groups, K, K) are CuPy arrays of float32. precision is "float32" (two fp16 components
     per value), or "tf32" or "fp16" (one). Raises UnsupportedError for a layer that has no split form.
@@ -29,7 +31,7 @@ class SplitLayer:
         self._filters = problem.filters
         self._y, self._y_scales = _arrays(problem.y_shape, components)
         self._evict = timer.Eviction(self._y)
-        #: The kernel's bound, and the roundings of x and y to what is stored, as a share of sum |x||w|.
+        #: The error bound: the kernel's, plus the roundings of x and y to split values, as a share of sum |x||w|.
         self.bound = wide.bound(components, problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
         small = unfolded or problem
         split_x, x_scales = _arrays(small.x_shape, components)
@@ -48,7 +50,7 @@ class SplitLayer:
         arrays = {"x": split_x, "x_scales": x_scales, "limits": split_form.output_limits(w), **filters}
         arrays |= {"y": self._y, "y_scales": self._y_scales}
         self._convolve: Callable[[], None] = cuda.prepared_launch(program, problem.batch, arrays)
-        # The launches have their addresses.
+        # Keep the arrays, because the launches have their addresses.
         self._arrays = images, arrays
         self._zeroed = [self._y_scales, x_scales] if unfolded else [self._y_scales]
 
@@ -73,7 +75,7 @@ class SplitLayer:
 
 
 def _arrays(shape: tuple[int, int, int, int], components: int) -> tuple[Any, Any]:
-    """Return a split array and its scales for values of a shape (B, C, H, W)."""
+    """Return an empty split array, and its scales, for values of a shape (B, C, H, W)."""
     cp = cuda.cupy()
     values = cp.empty(split_form.activation_shape(*shape, components=components), np.float16)
     return values, cp.zeros((shape[0], 2), np.int32)

@@ -1,4 +1,4 @@
-"""The sweep: every GPU kernel on many layers, and the tuning table, from which kernels and their tiles are chosen."""
+"""The sweep: time every GPU kernel on many layers, and write the tuning table, which chooses kernels and tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ece408_op.runtime import cuda
 from ._layer_names import name_of, random_layers
 from .results import Results
 
-#: The course's layers are timed with fewer images too: the kernel that is best for many is not best for few.
+#: Divisors of the number of images: the best kernel for many images is not the best for few.
 _FEWER = (1, 100, 1000)
 
 #: Random layers come from these ranges in turn: kernels differ most on layers with few channels and filters.
@@ -19,14 +19,14 @@ RANGES = (((1, 4), (1, 16), (1, 11)), ((4, 16), (8, 64), (1, 11)), ((16, 64), (1
 
 
 def layers(images: int, count: int, seed: int) -> dict[str, ConvProblem]:
-    """The course's layers with ``images``, a hundredth and a thousandth of them, and ``count`` random ones."""
+    """Return the course's layers with ``images`` and with fewer images, and ``count`` random layers."""
     batches = dict.fromkeys(max(1, images // times) for times in _FEWER)
     found = {f"{name}, {n} images": layer.with_batch(n) for n in batches for name, layer in COURSE_LAYERS.items()}
     return {**found, **random_layers(count, seed, RANGES, images)}
 
 
 def recorded() -> dict[str, ConvProblem]:
-    """The layers that the tuning table has of this GPU; raises ValueError where it has none."""
+    """Return this GPU's layers in the tuning table; raises ValueError if there are none."""
     name = cuda.chip().name
     rows = [row.problem for table in tuning.read(tuning.TABLE) if table.chip == name for row in table.layers]
     if not rows:
@@ -35,7 +35,7 @@ def recorded() -> dict[str, ConvProblem]:
 
 
 def record(results: Results) -> None:
-    """Write the times into the tuning table; kernels that the results lack keep theirs."""
+    """Write the times into the tuning table; kernels without new results keep their times."""
     chip = cuda.chip()
     rows = []
     for case in results.cases:

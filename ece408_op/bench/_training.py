@@ -1,4 +1,4 @@
-"""Training steps of whole networks: gpu_network with MXNet's optimiser and with one on the GPU or GPUs, and PyTorch.
+"""Training steps of whole networks: gpu_network with MXNet's optimiser, gpu_network with an optimiser on GPUs, PyTorch.
 
 A step is the forward pass, the backward pass and the update of SGD with momentum; it ends when the parameters are
 ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The losses of the first steps are compared.
@@ -29,15 +29,15 @@ _RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 1e-4
 #: of the weights changes PyTorch's own losses of ResNet-50 by 3e-7, 6e-4 and 6e-3.
 _TOLERANCES = (1e-3, 1e-3, 1e-2)
 
-#: Does one step and returns its loss, or something that has it.
+#: A call that does one step and returns its loss, or a tensor with the loss.
 Step = Callable[[], Any]
 
 
 def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> Case:
     """Time all contestants on one network, with ``images`` images in a step; they begin with the same parameters.
 
-    gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
-    contestant's, unless the network has dropout, whose losses are random.
+    gpus: the number of GPUs that share the images of one more contestant. A row fails if its losses differ from the
+    first contestant's, unless the network has dropout, which makes losses random.
     """
     network, pixels, labels = _networks.given(name, images, seed)
     if name in files.list_names():  # up to the scores before softmax
@@ -59,7 +59,7 @@ def case(name: str, images: int | None, repeats: int, gpus: int, seed: int) -> C
 
 
 def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray, gpus: int) -> Iterator[tuple[str, str, Step]]:
-    """gpu_network's steps with an optimiser on the GPU and with MXNet's."""
+    """Yield gpu_network's steps with an optimiser on the GPU and with MXNet's."""
     for rule, gradients in (("gpusgd", "gpu"), ("sgd", "cpu")):
         yield f"gpu_network {rule}", STEP, _gpu_network(network, pixels, labels, rule, gradients, 1)
     if gpus > 1:
@@ -67,7 +67,7 @@ def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray, gpus: in
 
 
 def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str, gradients_in: str, gpus: int) -> Step:
-    """A step of an executor whose data array has the images, and of the optimiser of that name."""
+    """Return a step of an executor whose data array has the images, and of the optimiser named ``rule``."""
     import mxnet as mx
 
     from ece408_op.network.api import gpu_network
@@ -98,7 +98,7 @@ def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str
 
 
 def _pytorch(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Step]]:
-    """PyTorch's steps in float32, with TF32 off; nothing where PyTorch has no GPU."""
+    """Yield PyTorch's steps in float32, with TF32 off; none if PyTorch has no GPU."""
     if not layers.pytorch_has_cuda():
         return
     torch = layers.pytorch()

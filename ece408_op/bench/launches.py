@@ -1,4 +1,4 @@
-"""The launches of a GPU kernel, with the registers, memory and occupancy that compiler and driver report."""
+"""The launches of a GPU kernel, with the registers, memory and occupancy that the compiler and the driver report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARP = 32
 
 
 def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> list[dict[str, Any]]:
-    """Each distinct launch of a call: its count, its function's registers and bytes, its occupancy (0 to 1)."""
+    """Return each distinct launch of a call: its count, its function's registers and bytes, its occupancy (0 to 1)."""
     plan = kernel.plan(problem, cuda.chip(), cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr))
     if not kernel.sources:
         return []  # a library's launches are not known

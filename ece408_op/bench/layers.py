@@ -1,7 +1,7 @@
 """Layers: implementations of ``New`` and their peers, timed on the same arrays, every timed output checked.
 
-On the CPU a contestant's calls are timed as a user makes them, with fresh outputs and with reused ones; on a GPU a
-kernel is timed on arrays that are there. An implementation that does not support a layer is a row that says why.
+On the CPU a contestant's calls are timed as a user makes them, with fresh and with reused outputs; on a GPU a kernel is
+timed on arrays in GPU memory. An implementation that does not support a layer is a row with the reason.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from .results import FAILED, FRESH, KERNEL, PASSED, REUSED, SKIPPED, Case, Row
 BUILT_IN = "MXNet Convolution"
 PYTORCH = {"PyTorch contiguous": False, "PyTorch channels_last": True}
 
-#: Images of an output that are compared with float64; all others must be finite.
+#: The number of an output's images that are compared with float64; all other images must be finite.
 _CHECKED_ON_CPU, _CHECKED_ON_GPU = 16, 3
 
-#: cuDNN may use an algorithm (Winograd, FFT) that the bound of a plain sum does not hold for: its error is shown, and
-#: only a share of the sum of |x||w| beyond this is called wrong.
+#: cuDNN may use an algorithm (Winograd, FFT) that does not keep the bound of a plain sum. So its error is shown, and
+#: its output is wrong only if the error exceeds this share of the sum of |x||w|.
 _CUDNN_BOUND = 0.01
 
-#: By kind of call: the call, which returns its output, and what is done before each one, or None.
+#: By kind of call: the call, which returns its output, and a function that runs before each call, or None.
 Calls = Mapping[str, tuple[Callable[[], Any], Any]]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The implementations to time, and how often; repeats, budget (seconds) and fewest are those of ``timer.measure``.
+    """The implementations to time; repeats, budget (seconds) and fewest are as in ``timer.measure``.
 
-    precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN; on the CPU "float32" only.
-    tune: whether GPU kernels measure their tiles before.
+    precision: "float32", "tf32" or "fp16", for ``auto`` and for cuDNN; on the CPU only "float32".
+    tune: whether GPU kernels first measure their tiles.
     split_form: whether a GPU also computes the layers on activations that stay split.
     """
 
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A contestant that has its input; ``values`` turns an output into an array of NumPy or CuPy.
+    """A contestant and its calls on given arrays; ``values`` converts an output to an array of NumPy or CuPy.
 
     A peer has no impl and no kernel.
     """
@@ -78,9 +78,9 @@ class Contestant:
 
 
 def known_impls(asked: Iterable[str], device: str) -> list[str]:
-    """The implementations that were asked for; "all" stands for every kernel of the device.
+    """Return the names of the ``asked`` implementations; "all" stands for every kernel of the device.
 
-    Raises UnsupportedError where one is unknown, or another device's.
+    Raises UnsupportedError for an unknown implementation, or one of another device.
     """
     names = dispatch.names(device)
     for impl in asked:
@@ -91,7 +91,7 @@ def known_impls(asked: Iterable[str], device: str) -> list[str]:
 
 
 def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings) -> Case:
-    """All contestants on one layer of random data on the CPU: MXNet's Convolution, ``New``, PyTorch if installed."""
+    """Time one layer of random data on the CPU with MXNet's Convolution, ``New`` and, if installed, PyTorch."""
     import mxnet as mx
 
     from ece408_op.plugin import bridge
@@ -110,7 +110,7 @@ def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceil
     shape = {**plain, **(attributes if problem.needs else {})}
 
     def contestants() -> Iterator[Contestant | Row]:
-        # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
+        # MXNet's Convolution keeps its weight array in another layout, so it gets a copy.
         own = {"x": data, "w": weight.copy()}
         built_in = partial(mx.nd.Convolution, *own.values(), no_bias=True, **shape)
         calls = _backward(built_in, own[problem.operands[2]], arrays["y"]) if gradient else _fresh_and_reused(built_in)
@@ -140,7 +140,7 @@ def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceil
 
 
 def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
-    """Both kinds of call of an MXNet operator, waited for; an output that is reused is filled with NaN before."""
+    """Return both kinds of call of an MXNet operator, which wait; a reused output is filled with NaN before."""
     from ece408_op.plugin import bridge
 
     kept: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def _filled(kernel: Any, problem: ConvProblem, a: Any, b: Any, out: Any, *thread
 
 
 def _backward(call: Callable[[], Any], wanted: Any, head: Any) -> Calls:
-    """The gradient of an MXNet operator to one of its arrays; the forward pass before it is not timed."""
+    """Return a call that computes an MXNet operator's gradient of one array; the forward pass is not timed."""
     import mxnet as mx
 
     from ece408_op.plugin import bridge
@@ -187,9 +187,9 @@ def _backward(call: Callable[[], Any], wanted: Any, head: Any) -> Calls:
 
 
 def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
-    """PyTorch's result of a problem's arrays of NumPy or CuPy, with its search for cuDNN's fastest algorithm.
+    """Return PyTorch's call for a problem's arrays of NumPy or CuPy; PyTorch searches for cuDNN's fastest algorithm.
 
-    The conversion to the memory format and to the precision is not timed.
+    The arrays are converted to the memory format and the precision here, outside the timed call.
     """
     torch = pytorch(precision)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -204,7 +204,7 @@ def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last
     if problem.feature not in GRADIENTS:
         return call
     given, shapes = dict(zip(problem.operands, arrays)), {"x": problem.x_shape, "w": problem.w_shape}
-    # Of the array whose gradient is wanted, only the shape is read.
+    # PyTorch reads only the shape of the array whose gradient is wanted.
     given |= {name: torch.empty(shapes[name]).to(arrays[0], memory_format=layout) for name in {"x", "w"} - given.keys()}
     wanted, way = [problem.operands[2] == name for name in ("x", "w", "bias")], (*attributes[:3], False, (0, 0))
     passed = given["y"], given["x"], given["w"], None, *way, problem.groups, wanted
@@ -212,7 +212,7 @@ def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last
 
 
 def gpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings) -> Case:
-    """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU."""
+    """Time the implementations, and cuDNN if PyTorch has CUDA, on one layer of random data on the GPU."""
     cupy = cuda.cupy()
     rng = cupy.random.default_rng(settings.seed)
     w = rng.standard_normal(problem.shapes[1], dtype=np.float32)
@@ -224,9 +224,9 @@ def gpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceil
 
 
 def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterator[Row]:
-    """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU.
+    """Yield the rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU.
 
-    Of a gradient, they are the two arrays that it is computed from.
+    For a gradient, x and w are the two arrays that it is computed from.
     """
     out = cuda.cupy().empty(problem.shapes[2], np.float32)
     evict, precision = timer.Eviction(out), settings.precision
@@ -263,7 +263,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
 
 
 def pytorch(precision: str = "float32") -> Any:
-    """Return the module torch, which searches for cuDNN's fastest algorithms, and uses TF32 only if it is asked to."""
+    """Return the module torch, set to search for cuDNN's fastest algorithms, and to use TF32 only for "tf32"."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -322,7 +322,7 @@ def timed_rows(
 
 
 def case_of(name: str, problem: ConvProblem, rows: Iterable[Row], ceilings: Ceilings) -> Case:
-    """The case of the rows, each with the roofline of the units that its kernel uses."""
+    """Return the case of the rows, each with the roofline of the units that its kernel uses."""
 
     def roofline(row: Row) -> float | None:
         return ceilings.roofline_seconds(problem, dispatch.find(row.kernel).arithmetic) if row.kernel else None

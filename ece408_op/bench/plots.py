@@ -1,6 +1,6 @@
 """Plots of results, drawn by matplotlib as SVG: a roofline of layers, and bars of times.
 
-The same results give the same file. Nothing but INK is meant to contrast with the page, so that a page may replace it.
+The same results give the same file. Only INK must contrast with the page, so a page may replace that colour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .results import Case, Results, Row
 #: The colour of text and axes.
 INK = "#010203"
 
-#: Colour and marker by what a row is; the colours can be told from white and from black.
+#: Colour and marker by kind of row; the colours are visible on white and on black.
 _MARKS = {
     "baseline or peer": ("#d1702b", "s"),
     "fastest in float32": ("#2f9e62", "D"),
@@ -33,7 +33,7 @@ _MARKS = {
     "yours": ("#c2412d", "o"),
 }
 
-#: Inches: narrow enough to be read on a phone.
+#: A plot's width in inches: narrow enough for a phone.
 _WIDTH = 4.6
 
 _STYLE = {
@@ -47,7 +47,7 @@ _STYLE = {
 
 
 def check() -> None:
-    """Raise DeviceError where matplotlib is missing, before anything is measured."""
+    """Raise DeviceError if matplotlib is missing; call this before anything is measured."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -55,7 +55,7 @@ def check() -> None:
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Write the plots that the results allow into the folder, which is made; returns their paths."""
+    """Write the plots that the results allow into the folder, which is created; return their paths."""
     cases = [case for case in results.cases if any(row.seconds for row in case.rows)]
     plots = {f"bars-{re.sub('[^a-z0-9]+', '-', case.name.lower())}": bars(case) for case in cases}
     layers = [case for case in cases if case.problem]
@@ -81,7 +81,7 @@ class Point:
 
 
 def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> str:
-    """The rate of every row of some layers, under the memory roofline and the rooflines of the units that are used.
+    """Return an SVG of the rate of every row of some layers, under the rooflines of memory and of the units used.
 
     baseline: the contestant that is marked like the peers.
     """
@@ -96,7 +96,7 @@ def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> s
 
 
 def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str] = ("fp32",)) -> str:
-    """The points under the memory roofline and the rooflines of the units ``used``, keys of core.roofline.PRODUCTS."""
+    """Return an SVG of points under the rooflines of memory and of the units ``used``, keys of roofline.PRODUCTS."""
     intensities = {point.layer: point.intensity for point in points}
     memory = ceilings.bytes_per_second / 1e12
     roofs: dict[float, list[str]] = {}
@@ -131,7 +131,7 @@ def roofline_of(points: Sequence[Point], ceilings: Ceilings, used: Iterable[str]
 
 
 def bars(case: Case, baseline: str = "") -> str:
-    """The median of every row of a case with times, on a logarithmic scale; a line marks each row's own roofline."""
+    """Return an SVG of the median of every row with times, on a logarithmic scale; a line marks each row's roofline."""
     rows = [row for row in case.rows if row.seconds]
     several = len({row.call for row in rows}) > 1
     labels = [f"{row.contestant}, {row.call}" if several else row.contestant for row in rows]
@@ -153,7 +153,7 @@ def bars(case: Case, baseline: str = "") -> str:
 
 
 def embedded(name: str, svg: str) -> str:
-    """The SVG to stand inside a page: no prologue, no size of its own, unique ids, the page's colour of text."""
+    """Return the SVG for use inside a page: no prologue, no fixed size, unique ids, the page's text colour."""
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r"(?<=<svg)[^>]*", lambda head: re.sub(r' (height|width)="[^"]*"', "", head[0]), svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)

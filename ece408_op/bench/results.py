@@ -1,18 +1,18 @@
-"""The one format of measured results: what every subcommand of ece408-bench writes with --json.
+"""The format of measured results, which every subcommand of ece408-bench writes with --json.
 
 A file is JSON with these keys; times are in seconds everywhere:
 
     version       VERSION
     command       the subcommand: layers, networks, transfers, one-image or sweep
-    command_line  what was typed, for people
-    complete      false while the run goes on, and after Ctrl-C
+    command_line  the command as typed, for people
+    complete      false during the run, and after Ctrl-C
     options       the options that decide what is measured
     machine       Machine: CPU, GPU, driver, versions of the packages
-    ceilings      bytes_per_second and flops_per_second, as core.roofline.Ceilings; null where nothing refers to them
+    ceilings      bytes_per_second and flops_per_second, as core.roofline.Ceilings; null if no row needs them
     cases         a list of Case: a layer or a network, with a list of Row, one per contestant and kind of call
 
-A row without times has a reason: an output was wrong, or the contestant does not support the case. The writer adds what
-readers without this module need: ``median`` to a row, ``flops`` and ``bytes`` to a case.
+A row without times has a reason: an output was wrong, or the contestant does not support the case. For readers without
+this module, the writer adds ``median`` to a row, and ``flops`` and ``bytes`` to a case.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ VERSION = 1
 #: A row's status.
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
-#: A row's kind of call. FRESH and REUSED: a call that makes a new output, and one that writes into an array that was
-#: written before (out=). KERNEL: the work on a GPU alone, between two events. FIRST: the first call, which compiles.
+#: A row's kind of call. FRESH: a call that allocates its output. REUSED: a call that writes into an array that was
+#: written before (out=). KERNEL: only the work on a GPU, between two events. FIRST: the first call, which compiles.
 FRESH, REUSED, KERNEL, FIRST = "fresh", "reused", "kernel", "first"
 
 #: The packages that a machine's versions name.
@@ -51,7 +51,7 @@ _PACKAGES = ("ece408-op", "mxnet", "mxnet-cu117", "numpy", "llvmlite", "torch", 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, and the versions of CUDA around it as "13.0": the driver's API, CuPy's runtime, NVRTC."""
+    """A GPU, and the CUDA versions of the driver's API, CuPy's runtime and NVRTC, such as "13.0"."""
 
     name: str
     capability: tuple[int, ...]
@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: the CPU's name, the cores that the process may use, threads, SIMD level; versions by package."""
+    """A machine: the CPU's name, the cores that the process may use, threads, SIMD level, package versions."""
 
     cpu: str
     cores: int
@@ -76,15 +76,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant on one case, by one kind of call.
+    """The result of one contestant on one case, for one kind of call.
 
     contestant: the name in tables, such as "New auto" or "cuDNN float32 NHWC". call: FRESH, REUSED, KERNEL, FIRST or
-    another kind that the subcommand's help explains. seconds: of each timed call; empty unless the status is PASSED.
-    impl: the implementation that was asked for, empty for a peer. kernel: the kernel that computed; precision: its
-    products' type. error: the largest |y - exact|, and bound the largest allowed, both as a share of the sum of |x||w|
-    (for some kernels of larger magnitudes: see core.kernel), or of a network's largest score.
+    another kind that the subcommand's help explains. seconds: the time of each timed call; empty unless the status is
+    PASSED. impl: the requested implementation, empty for a peer. kernel: the kernel that computed the output.
+    precision: the type of its products. error: the largest |y - exact|. bound: the largest allowed error. Both are
+    shares of the sum of |x||w| (for some kernels, of larger magnitudes: see core.kernel), or of a network's largest
+    score.
     roofline_seconds: the larger of the memory roofline and the roofline of the units that the kernel used.
-    details: figures that only one subcommand has, such as ``launches`` of a GPU kernel or ``agreeing`` predictions.
+    details: figures of only one subcommand, such as ``launches`` of a GPU kernel or ``agreeing`` predictions.
     """
 
     contestant: str
@@ -107,12 +108,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """The median in seconds; None without times."""
+        """The median time in seconds; None without times."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper quartile in seconds, of a row with times."""
+        """The lower and the upper quartile of the times in seconds; the row must have times."""
         low, high = np.quantile(self.seconds, (0.25, 0.75))
         return float(low), float(high)
 
@@ -131,13 +132,13 @@ class Case:
     roofline_seconds: float | None = None
 
     def row(self, contestant: str, call: str) -> Row | None:
-        """The row of a contestant and kind of call; None where there is none."""
+        """Return the row of a contestant and kind of call; None if there is none."""
         return next((row for row in self.rows if (row.contestant, row.call) == (contestant, call)), None)
 
     def ratio(self, row: Row, peers: str = "") -> float | None:
-        """Return the fastest peer's time over the row's, among peers with names that begin with ``peers``.
+        """Return the fastest peer's time divided by the row's, among peers whose names begin with ``peers``.
 
-        Peers count by the same kind of call. None where one of the two has no time.
+        Only peers' rows of the same kind of call count. None if the row, or every peer, has no time.
         """
         found = (r.median for r in self.rows if r.peer and r.call == row.call and r.contestant.startswith(peers))
         theirs = [median for median in found if median]
@@ -163,19 +164,19 @@ class Results:
 
 
 def mean_and_least(ratios: Iterable[float | None]) -> tuple[float, float] | None:
-    """The geometric mean and the least; None where one of the ratios, or all of them, are missing."""
+    """Return the geometric mean and the least ratio; None if any ratio is missing, or if there are none."""
     found = list(ratios)
     known = [ratio for ratio in found if ratio is not None]
     return (statistics.geometric_mean(known), min(known)) if known and len(known) == len(found) else None
 
 
 def write(path: Path, results: Results) -> None:
-    """Replace the file by the results; raises OSError where it cannot be written."""
+    """Replace the file by the results; raises OSError if it cannot be written."""
     write_text(path, as_text(results))
 
 
 def as_text(results: Results) -> str:
-    """The file's text: one line per key and per row, so that people can read it and Git can compare it.
+    """Return the file's text: one line per key and per row, so that people can read it and Git can compare it.
 
     Floats have nine significant digits, far finer than any clock.
     """
@@ -201,7 +202,7 @@ def _line(data: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> Results:
-    """The results of a file; raises OSError where it cannot be read, DataError where it has another format."""
+    """Return the results of a file; raises OSError if it cannot be read, DataError if it has another format."""
     try:
         return from_data(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -209,7 +210,7 @@ def read(path: Path) -> Results:
 
 
 def from_data(data: dict[str, Any]) -> Results:
-    """The results that JSON's values describe; raises KeyError, TypeError or ValueError for other values."""
+    """Return the results that JSON's values describe; raises KeyError, TypeError or ValueError for other values."""
     if data["version"] != VERSION:
         raise ValueError(f"version {data['version']}")
     given = {name: data[name] for name in ("command", "options", "ceilings", "command_line", "complete")}
@@ -228,9 +229,9 @@ def _case(data: dict[str, Any]) -> Case:
 
 
 def resumed(path: Path, run: Results) -> Results:
-    """``run`` with the cases and ceilings of an interrupted run of the same command, if the file has one.
+    """Return ``run`` with the cases and ceilings of an interrupted run of the same command, if the file has one.
 
-    Raises ValueError where the file has an interrupted run with other options or on another machine.
+    Raises ValueError if the file has an interrupted run with other options or on another machine.
     """
     try:
         begun = read(path)
@@ -252,9 +253,9 @@ def resumed(path: Path, run: Results) -> Results:
 
 
 def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
-    """The machine that runs this process, with its first GPU where ``gpu`` says so.
+    """Return the machine that runs this process, with its first GPU if ``gpu`` is True.
 
-    Raises DeviceError where there is no GPU.
+    Raises DeviceError if ``gpu`` is True and there is no GPU.
     """
     from ece408_op.runtime import cuda, llvm  # late: readers of results need neither
 

@@ -10,7 +10,7 @@ _CASE, _TIMES, _RATIOS, _ROOFLINE, _ERROR, _DETAILS = range(6)
 
 
 def table(results: Results) -> str:
-    """The rows as Markdown, then all reasons."""
+    """Return the rows as Markdown, followed by all reasons."""
     head, *others = rows(results)
     lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others)]
     why = reasons(results)
@@ -18,17 +18,17 @@ def table(results: Results) -> str:
 
 
 def reasons(results: Results) -> list[str]:
-    """A line for each row without a time."""
+    """Return a line with the reason of each row without a time."""
     every = [(case, row) for case in results.cases for row in case.rows]
     return [f"{case.name}, {row.contestant}: {row.status}: {row.reason}" for case, row in every if row.reason]
 
 
 def rows(results: Results) -> list[list[str]]:
-    """The head, a row for each contestant on each case, then the geometric mean and the least of each ratio.
+    """Return the head, a row per contestant and case, then the geometric mean and the least of each ratio.
 
-    For each kind of call: the median and the quartiles in milliseconds, and how many times as fast as each peer's
-    fastest variant. Then the time over the roofline of the units used, the rate, the error as a share of its bound, and
-    the subcommand's own details.
+    A row has, for each kind of call, the median and the quartiles in milliseconds, and the speed-up over each peer's
+    fastest variant. Then come the time divided by the roofline of the units used, the rate, the error as a share of its
+    bound, and the subcommand's own details.
     """
     lines: list[dict[Column, str]] = []
     ratios: dict[str, dict[Column, list[float | None]]] = {}
@@ -53,7 +53,7 @@ def rows(results: Results) -> list[list[str]]:
 
 
 def _line(case: Case, mine: list[Row]) -> dict[Column, str]:
-    """The cells of a contestant's rows on a case, but for the ratios."""
+    """Return the cells of a contestant's rows on a case, except the ratios."""
     last = mine[-1]
     shown = f"{last.contestant} ({last.kernel})" if last.impl == "auto" and last.kernel else last.contestant
     titles = {"case": case.name, "images": str(case.images), "contestant": shown}
@@ -78,5 +78,5 @@ def _line(case: Case, mine: list[Row]) -> dict[Column, str]:
 
 
 def number(value: float) -> str:
-    """Four significant digits, and no exponent."""
+    """Return the number with four significant digits, and no exponent."""
     return f"{value:.4g}" if value < 9999.5 else f"{value:.0f}"
