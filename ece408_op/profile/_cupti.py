@@ -1,6 +1,6 @@
 """Records a GPU through CUPTI: kernels, copies, memsets, and calls of CUDA's runtime and driver APIs.
 
-cupti-python passes on CUPTI's activity records of this process: those of MXNet, CuPy and this package alike.
+cupti-python provides CUPTI's activity records of the whole process, whether MXNet, CuPy or this package did the work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ece408_op.runtime.shared_libraries import load_libraries
 
 from ._tables import API_CALL, KERNEL, MEMCPY, MEMSET, Activity
 
-#: Bytes of each buffer that CUPTI fills; it asks for large ones seldom.
+#: Bytes of each buffer that CUPTI fills: large, so that CUPTI seldom asks for another one.
 _BUFFER_BYTES = 8 << 20
 _FORCED = 1
 
@@ -28,7 +28,7 @@ _SUFFIX = re.compile(r"(_v\d{4,5}|_ptsz|_ptds)+$")
 
 
 class Recorder:
-    """Records from its creation until ``stop``; raises DeviceError, with what to install, where CUPTI is missing."""
+    """Records from its creation until ``stop``; raises DeviceError, which says what to install, if CUPTI is missing."""
 
     def __init__(self) -> None:
         install = command("profile12" if (cuda.driver_version() or 0) // 1000 == 12 else "profile13")
@@ -57,7 +57,7 @@ class Recorder:
                 self._cupti.activity_enable(kind)
             self._epoch = self._epoch_offset()
         except Exception as error:
-            # CUPTI's errors have no common class.
+            # CUPTI's errors have no common base class.
             raise DeviceError(f"GPU profile: expected CUPTI to start, got {error}; {install}") from error
 
     def stop(self) -> list[Activity]:
@@ -68,13 +68,13 @@ class Recorder:
         return self._found
 
     def lost(self) -> int:
-        """The number of activities that CUPTI had no room for, and of those that could not be read."""
+        """The number of lost activities: those that CUPTI had no room for, and those that could not be read."""
         dropped = ctypes.c_size_t(0)
         self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
         return dropped.value + self._unread
 
     def _epoch_offset(self) -> int:
-        """Nanoseconds from CUPTI's clock to the time since 1970, from the reading with the least uncertainty."""
+        """Return the nanoseconds from CUPTI's clock to the time since 1970, by the most precise of some readings."""
         readings = []
         for _ in range(20):
             before, timestamp, after = time.time_ns(), self._cupti.get_timestamp(), time.time_ns()
@@ -137,7 +137,7 @@ class Recorder:
 
 @cache
 def demangled(name: str) -> str:
-    """A C++ symbol as its source has it; any other name unchanged."""
+    """Return a C++ symbol in the form of its source; return any other name unchanged."""
     if not name.startswith("_Z"):
         return name
     try:

@@ -13,18 +13,18 @@ from ece408_op.plugin import mxnet_import
 
 from ._tables import OPERATOR, Activity
 
-#: MXNet's profiler calls the code of a Custom operator X::pure_python, and the operators that X calls X::name.
+#: MXNet's profiler names the code of a Custom operator X "X::pure_python", and the operators that X calls "X::name".
 #: New calls no operator.
 _OWN_NAMES = {"New::pure_python": "New"}
 
 _CUSTOM = "Custom Operator"
 
-#: Otherwise MXNet runs a network's operators in groups, and a group has one entry: [Activation,Pooling].
+#: Without this setting, MXNet runs a network's operators in groups with one entry each, such as [Activation,Pooling].
 SETTING = ("MXNET_EXEC_BULK_EXEC_INFERENCE", "0")
 
 
 class Recorder:
-    """Records until ``stop``, from now on or, where MXNet is not imported yet, from its import on."""
+    """Records until ``stop``, from its creation on or, if MXNet is not imported yet, from MXNet's import on."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
@@ -33,7 +33,7 @@ class Recorder:
         mxnet_import.install(self._start)
 
     def stop(self) -> list[Activity]:
-        """End the recording when all operators have run; returns none where MXNet was never imported."""
+        """End the recording when all operators have run; return its activities, none if MXNet was never imported."""
         with self._folder:
             if self._profiler is None:
                 return []
@@ -49,10 +49,11 @@ class Recorder:
 
 
 def activities(events: Iterable[dict[str, Any]]) -> list[Activity]:
-    """The operators of a trace that MXNet's profiler wrote.
+    """Return the operators of a trace that MXNet's profiler wrote.
 
-    The trace has each operator of the engine twice, by device ("B" and "E") and by thread ("b" and "e"); this takes
-    the first. It has Custom operators by thread only. In a thread, a beginning and its end follow each other.
+    The trace has each operator of the engine twice, by device ("B" and "E") and by thread ("b" and "e"); this function
+    takes the entries by device. Custom operators have only entries by thread. In a thread, an operator's
+    beginnings and ends alternate.
     """
     found = []
     begun: dict[tuple, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Recorded activities, and the tables that nvprof printed of them."""
+"""Recorded activities, and tables of them in the form of nvprof's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ON_GPU = (KERNEL, MEMCPY, MEMSET)
 #: The course's reports had to explain more than this share of the time, in percent.
 MOST = 90.0
 
-#: For each table its title, what its rows are called, and what their times mean.
+#: For each table: its title, the name of its rows, the meaning of their times.
 EXPLANATIONS = {
     "gpu": (
         "GPU activities",
@@ -37,13 +37,13 @@ EXPLANATIONS = {
 
 @dataclass(frozen=True)
 class Activity:
-    """Something that took time.
+    """One recorded interval: a kernel, copy, memset, CUDA call or MXNet operator.
 
     start, end: nanoseconds since 1970, by one clock for all kinds. track: where it ran, "stream 7" of a GPU or
     "thread 1234" of the host. correlation: the number that a CUDA call shares with the kernel or copy that it
-    started, 0 for none. details: of a kernel grid, block, registers (per thread), static_shared and dynamic_shared
-    (bytes per block) and local (bytes per thread); of a copy or memset bytes; of an operator MXNet's name for it,
-    where that differs.
+    started, 0 for none. details: for a kernel, grid, block, registers (per thread), static_shared and dynamic_shared
+    (bytes per block) and local (bytes per thread); for a copy or memset, bytes; for an operator, MXNet's name for it,
+    if that differs.
     """
 
     kind: str
@@ -57,16 +57,16 @@ class Activity:
 
     @property
     def nanoseconds(self) -> int:
-        """The duration."""
+        """The duration in nanoseconds."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All that was recorded of one program.
+    """The recording of one program.
 
-    seconds: the wall time of the recording. overhead_seconds: CUPTI's own account of its overhead, None where no GPU
-    was recorded. notes: sentences for people, such as on lost activities.
+    seconds: the wall time of the recording. overhead_seconds: CUPTI's overhead, as CUPTI reports it; None if no GPU was
+    recorded. notes: sentences for people, such as about lost activities.
     """
 
     activities: Sequence[Activity]
@@ -75,13 +75,13 @@ class Profile:
     notes: Sequence[str] = ()
 
     def of(self, *kinds: str) -> list[Activity]:
-        """The activities of these kinds, by their start."""
+        """Return the activities of these kinds, in order of their start."""
         return sorted((a for a in self.activities if a.kind in kinds), key=lambda a: (a.start, a.end))
 
 
 @dataclass(frozen=True)
 class Row:
-    """All activities of one name. percent: of the table's total time; times in nanoseconds."""
+    """All activities of one name. percent: the share of the table's total time; times are in nanoseconds."""
 
     name: str
     percent: float
@@ -93,7 +93,7 @@ class Row:
 
 
 def rows(activities: Iterable[Activity]) -> list[Row]:
-    """One row per name, the longest total first. Overlapping activities each count in full."""
+    """Return one row per name, the longest total first. Overlapping activities each count in full."""
     times: dict[str, list[int]] = {}
     for activity in activities:
         times.setdefault(activity.name, []).append(activity.nanoseconds)
@@ -106,7 +106,7 @@ def rows(activities: Iterable[Activity]) -> list[Row]:
 
 
 def most(table: Sequence[Row]) -> list[Row]:
-    """The first rows of a table that together take more than MOST percent of its time."""
+    """Return the fewest first rows of a table that together take more than MOST percent of its time."""
     found, share = [], 0.0
     for row in table:
         if share > MOST:
@@ -117,7 +117,7 @@ def most(table: Sequence[Row]) -> list[Row]:
 
 
 def outermost(activities: Iterable[Activity]) -> list[Activity]:
-    """The activities that are not inside another one of their track: runtime calls without the driver calls in them."""
+    """Return activities that are not inside another of their track: runtime calls without the driver calls in them."""
     found: list[Activity] = []
     ends: dict[str, int] = {}
     for activity in sorted(activities, key=lambda a: (a.start, -a.end)):
@@ -128,7 +128,7 @@ def outermost(activities: Iterable[Activity]) -> list[Activity]:
 
 
 def tables(profile: Profile) -> dict[str, list[Row]]:
-    """nvprof's "GPU activities" ("gpu") and "API calls" ("calls"), and MXNet's operators ("operators")."""
+    """Return nvprof's tables "GPU activities" ("gpu") and "API calls" ("calls"), MXNet's operators ("operators")."""
     return {
         "gpu": rows(profile.of(*ON_GPU)),
         "calls": rows(outermost(profile.of(API_CALL))),
@@ -137,7 +137,7 @@ def tables(profile: Profile) -> dict[str, list[Row]]:
 
 
 def summary(profile: Profile) -> dict[str, Any]:
-    """The tables as data, for the JSON of m1 to m4. most: the names that take over 90 % of a table's time."""
+    """Return the tables as data, for the JSON of m1 to m4. most: the names that take over 90 % of a table's time."""
     found = tables(profile)
     return {
         "tables": {name: [asdict(row) for row in table] for name, table in found.items()},
@@ -149,7 +149,7 @@ def summary(profile: Profile) -> dict[str, Any]:
 
 
 def as_text(profile: Profile) -> str:
-    """The tables that have rows, each with its list of names that take over 90 % and what its times mean."""
+    """Return the tables that have rows, each with the names that take over 90 % and the meaning of its times."""
     parts = [_table(key, table) for key, table in tables(profile).items() if table]
     parts = parts or ["Nothing was recorded: no GPU activity, no CUDA call, no MXNet operator."]
     recorded = f"Recorded for {profile.seconds:.3f} s"
@@ -169,7 +169,7 @@ def _table(key: str, table: Sequence[Row]) -> str:
 
 
 def _time(nanoseconds: float) -> str:
-    """A time as nvprof prints it, five digits and a unit: 1.2345ms."""
+    """Return a time as nvprof prints it, with five digits and a unit: 1.2345ms."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if nanoseconds >= size:
             return f"{nanoseconds / size:#.5g}{unit}"

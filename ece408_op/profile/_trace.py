@@ -1,7 +1,7 @@
 """The timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Its tracks are a GPU's streams, the host's threads with their CUDA calls, and the threads of MXNet's operators. An
-arrow leads from a call to the kernel or copy that it started.
+Its tracks are a GPU's streams, the host's threads with their CUDA calls, and the threads of MXNet's operators. Arrows
+lead from calls to the kernels or copies that they started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ._tables import API_CALL, ON_GPU, Activity, Profile
 
 
 def events(profile: Profile) -> dict[str, Any]:
-    """The content of the trace file. Times are microseconds since the first activity."""
+    """Return the content of the trace file. Times are microseconds since the first activity."""
     activities = sorted(profile.activities, key=lambda a: (a.start, a.end))
     origin = activities[0].start if activities else 0
     processes: dict[str, int] = {}

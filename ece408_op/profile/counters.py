@@ -1,7 +1,7 @@
-"""Bytes that GPU kernels move and warps that they keep active, by hardware counters: --help has an example.
+"""Count the bytes that GPU kernels move and the warps that they keep active: --help has an example.
 
-NVIDIA's Nsight Compute (ncu) runs this module again with --launch: it launches every kernel once on one layer, each
-after an empty kernel that names it, and ncu writes one line of CSV per launch.
+NVIDIA's Nsight Compute (ncu) runs this module again with --launch. That run launches every kernel once on one layer,
+each after an empty kernel whose name marks it, and ncu writes one line of CSV per launch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ece408_op.runtime import cuda
 PROFILER = "ncu"
 MISSING = f"expected {PROFILER}, NVIDIA's Nsight Compute, on PATH, found none"
 
-#: Bytes read from and written to the GPU's memory, and bytes through L2; and active warps in percent of the most.
+#: Metrics: bytes read from and written to the GPU's memory, bytes through L2; active warps in percent of the maximum.
 SUMS = {"read": ["dram__bytes_read.sum"], "written": ["dram__bytes_write.sum"], "l2": ["lts__t_bytes.sum"]}
 SHARES = {"occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active"}
 _TIME = "gpu__time_duration.sum"
 
 _MARKER = "next_is_"
-#: Python's arguments for this command.
+#: The arguments of Python that run this command.
 COMMAND = ("-m", "ece408_op.profile.counters")
-#: A kernel that repeats its launches more often than this is left out: ncu takes some 100 times as long as a launch.
+#: Kernels that repeat their launches more often are left out, because ncu makes a launch about 100 times as long.
 _MOST_REPEATS = 16
 _TIMED_OUT = 124  # the exit code of coreutils' timeout, which ends ncu and what it started
 #: Four of these bytes are 0.0115 in float32.
@@ -49,11 +49,11 @@ def collect_metrics(
     shares: Mapping[str, str] = MappingProxyType({}),
     seconds: float = 3600,
 ) -> dict[str, dict[str, float]]:
-    """Run Python with these arguments under ncu, which leaves the clocks alone; return figures by ``launch_marker``.
+    """Run Python with these arguments under ncu, with unlocked clocks; return figures by name of ``launch_marker``.
 
-    A figure of ``sums`` adds up these metrics of all launches after the mark; one of ``shares``, a metric in percent,
-    is weighted by the launches' times. Raises DeviceError without ncu, and DataError where it fails, takes longer, or
-    may not read its counters.
+    A figure of ``sums`` adds up its metrics over all launches after the mark. A figure of ``shares``, a metric in
+    percent, is averaged over these launches, weighted by their times. Raises DeviceError without ncu, and DataError if
+    ncu fails, takes longer than ``seconds``, or may not read the counters.
     """
     if shutil.which(PROFILER) is None:
         raise DeviceError(MISSING)
@@ -92,7 +92,7 @@ def _number(word: str) -> float:
 
 
 def launch_marker(name: str) -> None:
-    """Launch an empty kernel, so that ``collect_metrics`` gives the launches after it this name."""
+    """Launch an empty kernel, so that ``collect_metrics`` gives ``name`` to the launches after it."""
     cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARKER}{name}() {{}}', f"{_MARKER}{name}")((1,), (1,), ())
 
 
@@ -101,7 +101,7 @@ def launch(problem: ConvProblem, names: Sequence[str]) -> None:
     cupy, chip = cuda.cupy(), cuda.chip()
     x, w, y = (cupy.empty(shape, "f") for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
     for array in (x, w, y):
-        array.data.memset(_FILL_BYTE, array.nbytes)  # a memset is no kernel, so ncu does not list it
+        array.data.memset(_FILL_BYTE, array.nbytes)  # a memset is not a kernel, so ncu does not list it
     aligned = cuda.alignment(x.data.ptr, w.data.ptr, y.data.ptr)
     for name in names:
         kernel = dispatch.find(name)

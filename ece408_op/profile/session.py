@@ -1,4 +1,4 @@
-"""A profile of a program: its options, its start, its end, and the files that are written then."""
+"""Profile a program: the options, the start, the end, and the files that the end writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT, DATA, TIMELINE = "profile.txt", "profile.json", "trace.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add --profile and --profile-out, as m1.py to m4.py have them."""
+    """Add the options --profile and --profile-out of m1.py to m4.py."""
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -37,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class Session:
     """A profile that records from its creation until ``finish``.
 
-    on_gpu: whether to record a GPU too; out: the folder to write into, if any. Raises OSError where that cannot be
-    made. Without CUPTI one sentence on stderr says what to install, and the rest is recorded.
+    on_gpu: whether to record a GPU too; out: the folder to write into, if any. Raises OSError if it cannot be created.
+    Without CUPTI, a sentence on stderr says what to install, and the rest is recorded.
     """
 
     def __init__(self, on_gpu: bool, out: Path | None = None) -> None:
@@ -79,12 +79,12 @@ class Session:
 
 
 def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
-    """The session that a command line's options ask for, or None."""
+    """Start the session that a command line's options ask for; return None if they ask for none."""
     if not options.profile and options.profile_out is None:
         return None
     return Session(on_gpu, options.profile_out)
 
 
 def finish(session: Session | None) -> dict[str, Any] | None:
-    """End a session, if there is one; returns its tables as data."""
+    """End a session; return its tables as data, or None without a session."""
     return None if session is None else _tables.summary(session.finish())

@@ -1,4 +1,4 @@
-"""``ece408-report``: runs the milestones and benchmarks that this machine can run, and writes one page about them.
+"""``ece408-report``: run the milestones and benchmarks that this machine can run, and write one page about them.
 
 _commands.py     the list of commands
 _runs.py         describes the machine, runs the commands, and keeps the result and the printed lines of each

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         templates.jinja2()
         commands = all_commands(options)
         if not options.render:
-            # In a process that ends, so that no CUDA context of this one takes the GPU's memory.
+            # In a process that ends, so that no CUDA context of this process occupies the GPU's memory.
             with ProcessPoolExecutor(1, get_context("spawn"), signal, (SIGINT, SIG_IGN)) as pool:
                 facts = pool.submit(machine_facts).result()
             run_all(commands, runs, options.limit, facts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ece408_op.core import dispatch
 from ece408_op.models import shapes
 
-#: A command's requirement of the machine, a key of ``cannot`` in the machine's facts.
+#: A command's requirement; GPU and COUNTERS are keys of ``cannot`` in the machine's facts.
 NOTHING, GPU, COUNTERS = "", "gpu", "counters"
 MILESTONES = ("m1", "m2", "m3", "m4")
 #: The suffix of the name of a milestone's command with --profile.
@@ -18,7 +18,7 @@ PROFILE = "-profile"
 
 @dataclass(frozen=True)
 class Command:
-    """A command that writes JSON: its result's name, Python's arguments, what it needs of the machine.
+    """A command that writes JSON: the name of its result, its arguments of Python, its requirement of the machine.
 
     A name begins with the milestone, "layers-cpu", "layers-gpu" or "counters".
     """
@@ -34,15 +34,15 @@ class Command:
 
 
 def layers(networks: Iterable[str]) -> list[str]:
-    """The distinct layers of networks as CxHxWxMxK; raises GraphError where a network's files are wrong."""
+    """Return the distinct layers of networks as CxHxWxMxK; raises GraphError if a network's files are wrong."""
     found = (layer for network in networks for layer in shapes.info(network).convolutions)
     return list(dict.fromkeys("x".join(map(str, (*one.x[1:], one.w[0], one.w[2]))) for one in found))
 
 
 def all_commands(asked: Namespace) -> list[Command]:
-    """The commands in the order in which they run, for the command line's options ``asked``.
+    """Return the commands in the order in which they run, for the command line's options ``asked``.
 
-    Raises GraphError where a network's files are wrong.
+    Raises GraphError if a network's files are wrong.
     """
     found = [one for network in asked.networks for size in asked.sizes for one in _milestones(asked, network, size)]
     cpu, gpu = ([name for name in dispatch.names(device) if name in asked.impl] for device in ("cpu", "gpu"))
@@ -58,7 +58,7 @@ def all_commands(asked: Namespace) -> list[Command]:
 
 
 def _milestones(asked: Namespace, network: str, size: int) -> Iterator[Command]:
-    """Each milestone alone and profiled, the first one on the GPU too."""
+    """Yield the commands of each milestone, with and without --profile; the first milestone's also on the GPU."""
     data = ("--data", asked.data) if asked.data else ()
     for script in asked.milestones:
         needs = GPU if script in ("m3", "m4") else NOTHING

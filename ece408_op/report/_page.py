@@ -1,4 +1,4 @@
-"""The page: tables and charts of the kept results, and what the commands printed."""
+"""The page: tables and charts of the kept results, and the output of the commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ece408_op.runtime import templates
 from ._commands import COUNTERS, MILESTONES, PROFILE
 from ._runs import Runs
 
-#: The kernel that charts mark like the peers.
+#: The kernel that charts mark in the same way as the peers.
 BASELINE = "naive"
 
 _MILESTONES = ["script", "network", "images", "data", "context", "convolutions by", "accuracy"]
@@ -30,7 +30,7 @@ Table = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a section: a picture as SVG, tables, or text as a command printed it. folded: shown on demand."""
+    """A part of a section: a picture as SVG, tables, or a command's output. folded: whether it is shown on demand."""
 
     title: str = ""
     tables: Sequence[Table] = ()
@@ -40,9 +40,9 @@ class Block:
 
 
 def as_page(asked: Namespace, runs: Runs) -> str:
-    """The page in one file of HTML, in which all text is escaped; it fetches nothing.
+    """Return the page as one HTML file that fetches nothing, with all text escaped.
 
-    Its sections are in report.html.j2; those of milestones that were not asked for are left out.
+    Its sections are in report.html.j2; sections of milestones that were not asked for are left out.
     """
     milestones, done = set(asked.milestones), runs.done
     no_gpu = runs.facts["cannot"]["gpu"] if runs.facts else None
@@ -51,7 +51,7 @@ def as_page(asked: Namespace, runs: Runs) -> str:
     shown = {
         "on_cpu": "m2" in milestones,
         "on_gpu": bool({"m3", "m4"} & milestones),
-        # The advice on what to use instead is in the machine's table and at the end of the page.
+        # The machine's table and the end of the page have the advice that is cut off here.
         "no_gpu": no_gpu and no_gpu.split(": use ")[0].rstrip("."),
         "milestones": _blocks([_MILESTONES, *_milestones(runs)]),
         "machine": _blocks([["item", "value"], *_facts(runs.facts or {})]),
@@ -65,7 +65,7 @@ def as_page(asked: Namespace, runs: Runs) -> str:
 
 
 def _blocks(table: Table) -> list[Block]:
-    """A block with the table; none where it has only a head."""
+    """Return a block with the table; none if the table has only a head."""
     return [Block(tables=[table])] if len(table) > 1 else []
 
 
@@ -96,7 +96,7 @@ def _counters(counted: dict[str, dict[str, float]]) -> Table:
 
 
 def _kernels(context: str, size: int, runs: Runs) -> list[Block]:
-    """Charts of the calls with ``size`` images; then the table of each layer and number of images."""
+    """Return charts of the calls with ``size`` images, then a table per layer and number of images."""
     measured = [(command.line, results.from_data(run)) for command, run, _ in runs.done(f"layers-{context}")]
     cases = [(case, run.ceilings) for _, run in measured for case in run.cases if case.images == size]
     timed = [(case, ceilings) for case, ceilings in cases if any(row.median for row in case.rows)]

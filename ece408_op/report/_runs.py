@@ -1,4 +1,4 @@
-"""Describes the machine, runs the commands of a report one after the other, and keeps the result of each in a file."""
+"""Describe the machine, run the commands of a report one after another, and keep the result of each in a file."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ VERSION = 4
 DONE, FAILED, CANNOT = "done", "failed", "cannot"
 MACHINE = "machine"
 
-#: Characters that are kept of what a failed command wrote to stderr.
+#: The number of last characters of a failed command's stderr that are kept.
 _LAST = 500
 
 Run = dict[str, Any]
 
 
 def machine_facts() -> dict[str, Any]:
-    """The machine as data; ``cannot`` maps each need of a command to the reason why the machine lacks it, or None.
+    """Return the machine as data; ``cannot`` maps each requirement to the reason why the machine lacks it, or None.
 
-    Raises MXNetImportError where MXNet cannot be imported.
+    Raises MXNetImportError if MXNet cannot be imported.
     """
     mxnet = mxnet_import.load()
     problem = bridge.gpu_problem("host")
@@ -61,9 +61,8 @@ def machine_facts() -> dict[str, Any]:
 def run_all(commands: Sequence[Command], folder: Path, limit: float, facts: Mapping[str, Any]) -> None:
     """Run every command that has no result in the folder yet; end a command after ``limit`` seconds.
 
-    Commands that failed, or that the machine of ``facts`` could not run, run again. A progress bar goes to stderr where
-    that is a terminal. Raises DataError where the folder's results are of another machine, OSError where the folder
-    cannot be written.
+    Commands that failed, or that the machine of ``facts`` could not run, run again. If stderr is a terminal, it shows a
+    progress bar. Raises DataError if the folder has another machine's results, OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     interrupt_on_sigterm()  # it ends the running command too
@@ -91,14 +90,14 @@ def _name(machine: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path, name: str) -> Run | None:
-    """A kept run; None where there is none. Raises DataError, which names the file, for anything else."""
+    """Return a kept run; None if there is none. Raises DataError, which names the file, for any other content."""
     path = folder / f"{name}.json"
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         if run["version"] != VERSION or run["status"] not in (DONE, FAILED, CANNOT):
             raise ValueError(f"version {run['version']}, status {run['status']!r}")
         if run["status"] == DONE and name.startswith("layers-"):
-            results.from_data(run["result"])  # the benchmark's format has a version of its own
+            results.from_data(run["result"])  # the benchmark's format has a separate version
         return {key: run[key] for key in ("command", "status", "reason", "result", "printed")}
     except FileNotFoundError:
         return None
@@ -107,7 +106,7 @@ def read(folder: Path, name: str) -> Run | None:
 
 
 def write(folder: Path, command: Command, run: Run) -> None:
-    """Keep a run: its status, the reason where it has no result, the result, and what the command printed."""
+    """Write a run to its file: its status, the reason if it has no result, the result, and the command's output."""
     data = {"version": VERSION, "command": command.line, **run}
     write_text(folder / f"{command.name}.json", json.dumps(data, indent=1) + "\n")
 
@@ -117,12 +116,12 @@ def _record(status: str, reason: str = "", result: Any = None, printed: str = ""
 
 
 def _run(command: Command, limit: float) -> Run:
-    """Run a command in a process of its own; every failure becomes the status and reason of the run."""
+    """Run a command in a separate process; every failure becomes the status and reason of the run."""
     with tempfile.TemporaryDirectory(prefix="ece408-report-") as scratch:
         path = Path(scratch) / "result.json"
         words = [sys.executable, *command.arguments, "--json", str(path)]
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # In a session of its own, so that the processes that it starts end with it.
+        # In a new session, so that the processes that the command starts end with it.
         process = subprocess.Popen(words, text=True, errors="replace", start_new_session=True, **streams)
         try:
             printed, errors = process.communicate(timeout=limit)
@@ -136,14 +135,14 @@ def _run(command: Command, limit: float) -> Run:
         if process.returncode == EXIT_CANNOT:
             return _record(CANNOT, reason.splitlines()[-1])
         result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"complete": False}
-        # ece408-bench exits with 1 where an output was wrong; its results are complete nevertheless.
+        # ece408-bench exits with 1 if an output was wrong; its results are complete nevertheless.
         if process.returncode not in (OK, EXIT_FAILED) or not result.get("complete", True):
             return _record(FAILED, reason)
         return _record(DONE, "", result, printed)
 
 
 class Runs:
-    """The kept results of commands; a figure that no run gave is None."""
+    """The kept results of commands; a figure without a run is None."""
 
     def __init__(self, commands: Sequence[Command], folder: Path) -> None:
         self._runs = {command: read(folder, command.name) for command in commands}
@@ -151,12 +150,12 @@ class Runs:
         self.facts: Any = machine and machine["result"]
 
     def done(self, prefix: str) -> list[tuple[Command, Any, str]]:
-        """Each command with a result whose name begins so: the command, its result, and what it printed."""
+        """Return each command with a result whose name begins with ``prefix``: the command, the result, the output."""
         found = ((command, run) for command, run in self._runs.items() if run and command.name.startswith(prefix))
         return [(command, run["result"], run["printed"].strip()) for command, run in found if run["status"] == DONE]
 
     def missing(self) -> dict[str, list[str]]:
-        """The command lines without a result, by the reason."""
+        """Return the command lines without a result, by reason."""
         found: dict[str, list[str]] = {}
         for command, run in self._runs.items():
             if run is None or run["status"] != DONE:
