@@ -1,10 +1,10 @@
-"""Measure, by Nsight Compute on a GPU, the counters that the emulator's are compared with.
+"""Measure counters by Nsight Compute on a GPU, with which the tests compare the emulator's.
 
     python benchmarks/emulator_counters.py benchmarks/results/emulator-counters-h200.json
 
 It runs every kernel of ``kernels/cuda/ladder`` on three layers, two images each; tests/emulator/test_ladder_emulated.py
-emulates the same launches. Memory instructions are those that reach the memory: ncu's instructions executed also count
-those whose lanes are all switched off.
+emulates the same launches. Memory instructions are counted when they reach the memory, because ncu's executed
+instructions include those with all lanes switched off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ece408_op.runtime import cuda
 IMAGES = 2
 #: The layers by their sizes, CxHxWxMxK.
 LAYERS = ("1x28x28x50x5", "6x30x30x16x5", "12x33x33x24x7")
-#: Counters that are compared: ncu's metrics, summed.
+#: The counters that are compared; each is the sum of these metrics of ncu.
 METRICS = {
     "sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"),
     "wavefronts": (
@@ -37,7 +37,7 @@ METRICS = {
 
 
 def measure(layer: str) -> dict[str, dict[str, float]]:
-    """Return ncu's counters by kernel, summed over its launches."""
+    """Return ncu's counters by kernel, summed over each kernel's launches."""
     kernels = {name: dispatch.find(name) for name in dispatch.names("gpu")}
     names = [name for name, one in kernels.items() if one.sources and one.sources[-1].parent.name == "ladder"]
     arguments = [*counters.COMMAND, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]

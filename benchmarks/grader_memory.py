@@ -3,9 +3,9 @@
     python benchmarks/grader_memory.py              # benchmarks/results/grader-memory-h200.txt has its output
     python benchmarks/grader_memory.py FILE...      # .cuh, .cu and .py submissions
 
-Without a FILE it times the ten access patterns of tests/submissions/memory.cases and a kernel in Python. The table
-has the medians of the process's own clock around a call in milliseconds, for each layer, and their ratio. It needs a
-GPU and nvcc. Exit code 1 if a ratio is off by more than 2 % or an output is wrong.
+Without a FILE it times the ten access patterns of tests/submissions/memory.cases and a kernel in Python. For each
+layer, the table has the median milliseconds of a call in both processes, by each process's own clock, and their
+ratio. The script needs a GPU and nvcc. Exit code 1 if a ratio is off by more than 2 % or an output is wrong.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ece408_op.submission.worker import Program, Worker, python_program  # noqa:
 PYTHON = submissions.HERE / "python" / "on_the_gpu.py"
 MOST_APART = 0.02
 
-#: WHAT RUNS {B C H W M K}...: a plain process that calls a compiled submission, or a kernel in Python, and prints each
-#: layer's seconds.
+#: The script of the plain process, with the arguments WHAT RUNS {B C H W M K}...: call a compiled submission, or a
+#: kernel in Python, and print each layer's seconds.
 PLAIN = """
 import ctypes, sys, time
 import cupy
@@ -69,7 +69,7 @@ Seconds = list[list[float]]
 
 
 def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], runs: int, folder: Path) -> Seconds:
-    """Seconds of each layer's runs on the grader's memory, by the worker's clock; a wrong output ends the benchmark."""
+    """Return seconds of each layer's runs on the grader's memory, by the worker's clock; exit if an output is wrong."""
     with ExitStack() as stack:
         buffers = [stack.enter_context(Buffers(problem, Device(0))) for problem in problems]
         worker = stack.enter_context(Worker(tools, program, buffers, folder, LimitsSpec()))
@@ -81,7 +81,7 @@ def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], run
             one.clear(0.0)
             one.present(flush=False)
             seconds = [worker.call(layer, 60.0).worker_seconds]
-            one.take_output()  # of the first run: some add to y
+            one.take_output()  # of the first run, because some submissions add to y
             outcome = one.outcome(REAL)
             if outcome.precision == WRONG:
                 raise SystemExit(f"{program.what}: {outcome}")
@@ -90,7 +90,7 @@ def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], run
 
 
 def in_a_plain_process(what: str, problems: list[ConvProblem], runs: int) -> Seconds:
-    """Seconds of each layer's runs on memory of its own."""
+    """Return the seconds of each layer's runs in a plain process, on memory from cudaMalloc."""
     words = [str(size) for problem in problems for size in problem.sizes.values()]
     command = [sys.executable, "-c", PLAIN, what, str(runs), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
@@ -128,7 +128,7 @@ def main() -> int:
 
         for path, program in zip(files, stack.enter_context(ThreadPoolExecutor(8)).map(prepared, files)):
             name = path.parent.name if path.stem == "new-forward" else path.stem
-            # The plain process runs before and after the worker, so that a drift of the clocks shows.
+            # The plain process runs before and after the worker, to compensate for a drift of the clocks.
             before = in_a_plain_process(program.what, problems, options.runs)
             ours = in_a_worker(tools, program, problems, options.runs, top)
             after = in_a_plain_process(program.what, problems, options.runs)

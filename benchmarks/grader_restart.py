@@ -2,9 +2,9 @@
 
     python benchmarks/grader_restart.py             # benchmarks/results/grader-restart.txt
 
-Each pass is one command, started again after each kill. It needs no GPU. Exit code 1 if a record is lost or graded
-again, if a verdict is wrong, or if files or processes stay behind. An attack that races may get either of two right
-verdicts.
+Each pass is one command, which is started again after each kill. The script needs no GPU. Exit code 1 if a record is
+lost or graded again, if a verdict is wrong, or if files or processes stay behind. For an attack that depends on a race,
+two verdicts are right.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import submissions  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "results" / "grader-restart.txt"
 SIZE = 30
-#: Records after which the grader is killed.
+#: The numbers of records after which the grader is killed.
 KILLS = (8, 19)
 
 
 def one_pass(folder: Path, name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The records by submission, and what went wrong."""
+    """Grade the class once; return the records by submission, and the problems as sentences."""
     out, scratch = folder / f"{name}.json", folder / f"scratch-{name}"
     scratch.mkdir()
     command = [sys.executable, "-m", "ece408_op.grade", str(folder / "class"), "--context", "cpu"]
@@ -55,7 +55,7 @@ def one_pass(folder: Path, name: str) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def main() -> int:
-    """Write the result."""
+    """Grade the class twice and write the result; return the exit code."""
     attacks = [case for case in submissions.attacks() if case.usual][: SIZE // 2]
     cases = attacks + [case for case in submissions.honest() if case.usual][: SIZE - len(attacks)]
     with submissions.scratch_folder() as folder:

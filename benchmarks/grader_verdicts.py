@@ -2,7 +2,7 @@
 
     python benchmarks/grader_verdicts.py            # benchmarks/results/grader-verdicts.txt
 
-It needs no GPU. Exit code 1 if a verdict is not among those that are right.
+The script needs no GPU. Exit code 1 if a verdict is not among the expected ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The seconds from saving a file to ece408-lab's first verdict, in a running ``ece408-lab --watch``.
+"""Measure the seconds from saving a file to the first verdict of a running ``ece408-lab --watch``.
 
     python benchmarks/lab.py --json benchmarks/results/lab-times.json    # with --gpu, on a GPU
 
-Each save changes the starter's text, so that it is compiled; the default layers and images are checked. The aim on two
-cores is 1.5 s for a .h file, and 3 s for a CUDA file. Other work on the machine lengthens these seconds.
+Each save changes the starter's text, so that the lab compiles it; the lab checks its default layers and images. The aim
+on two cores is 1.5 s for a .h file, and 3 s for a CUDA file. Other work on the machine makes these times longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AIMS = {"new-forward.h": 1.5, "my_kernel.cu": 3.0}
 
 
 def seconds_to_verdict(name: str, gpu: bool, saves: int) -> list[float]:
-    """The seconds of each save but the first check, which fills the caches."""
+    """Return the seconds of each save, without the first check, which fills the caches."""
     text, seconds = (STARTERS / name).read_text(encoding="utf-8"), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -50,7 +50,7 @@ def seconds_to_verdict(name: str, gpu: bool, saves: int) -> list[float]:
 
 
 def main() -> int:
-    """Print and write the seconds; returns 1 where a median is above its aim."""
+    """Print and write the seconds; return 1 if a median is above its aim."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="the CUDA file on a GPU alone")
     parser.add_argument("--saves", type=int, default=10, help="saves of each file (default: 10)")

@@ -4,8 +4,8 @@
 example: python benchmarks/replaced_layers.py
 
 In a network, MXNet keeps arrays in oneDNN's blocked layout and fuses BatchNorm and activations into a convolution; the
-benchmark of single layers does not show what that saves. dispatch.slower_than_mxnet follows this table: below 1, New is
-slower.
+benchmark of single layers does not show the time that this saves. dispatch.slower_than_mxnet follows this table: below
+1, New is slower.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LAYERS = [
     (32, 32, 3, 112, {"num_group": 32}), (30, 30, 3, 56, {"num_group": 30}), (128, 128, 3, 28, {"num_group": 32}),
     (15, 15, 3, 28, {"num_group": 3}),
 ]  # fmt: skip
-#: What follows each convolution.
+#: The layers after each convolution.
 ACTIVATIONS = ("relu", "tanh", "BatchNorm, relu")
 IMAGES = (16, 128)
-#: Channels of an image.
+#: The channels of a network's images.
 FIRST = 3
 
 
@@ -59,7 +59,7 @@ def main() -> int:
 
 def _chain(mx, own, activation, channels, filters, kernel, others):
     out = mx.sym.Variable("data")
-    # An image's first layer, of three channels or fewer, is alone.
+    # A layer on images (three channels or fewer) is not chained: it is the first of its network.
     for layer, count in enumerate((filters, channels, filters)[: 1 if channels <= FIRST else 3]):
         attributes = {"kernel": (kernel, kernel), "num_filter": count, "name": f"conv{layer}", **others}
         out = ece408_op.New(out, **attributes) if own else mx.sym.Convolution(out, no_bias=True, **attributes)

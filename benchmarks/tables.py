@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the tables of README.md and docs/: measured ones from the JSON files in benchmarks/results/.
+"""Write the tables of README.md and docs/, measured tables from the JSON files in benchmarks/results/.
 
     python benchmarks/tables.py            rewrite every table that differs
     python benchmarks/tables.py --check    change nothing; exit code 1 if a table differs
 
-A table stands between two comments, which a page may have anywhere:
+A page may have a table anywhere, between two comments:
 
     <!-- table: layers-h200 -->
     <!-- end of table -->
@@ -36,7 +36,7 @@ from ece408_op.problem import layer_name  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
-#: The course's layers by the benchmark's names, as people say them.
+#: The course's layers: the tables' names by the benchmark's names.
 COURSE = {
     "2017": "2017",
     "2018sp-1": "2018 spring, first",
@@ -54,12 +54,12 @@ PACKAGES = {"mxnet": "MXNet", "cupy": "CuPy", "torch": "PyTorch"}
 
 @cache
 def read(name: str) -> Results:
-    """A file of benchmarks/results by its stem."""
+    """Return the results in a file of benchmarks/results, by its stem."""
     return results.read(ROOT / "benchmarks" / "results" / f"{name}.json")
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], above: str = "") -> str:
-    """A table with its head, and a paragraph above it."""
+    """Return a table as Markdown, with a paragraph above it if there is one."""
     head = list(head)
     table = "\n".join([_row(head), "|---" * len(head) + "|", *map(_row, rows)])
     return f"{above}\n\n{table}" if above else table
@@ -70,22 +70,22 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Return the number with three significant digits, without an exponent."""
     return f"{value:#.3g}" if value < 99.95 else f"{value:.0f}"
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds."""
+    """Return seconds as milliseconds, as ``number`` formats them."""
     return number(1e3 * seconds)
 
 
 def scientific(value: float) -> str:
-    """One digit after the point, and a power of ten."""
+    """Return the number with one digit after the point, and a power of ten."""
     return f"{value:.1e}".replace("e-0", "e-")
 
 
 def machine(name: str) -> str:
-    """The machine and the versions of a file, as a sentence; of kernels on a GPU's arrays, without the host."""
+    """Return the machine and the versions of a file as a sentence; for kernels on a GPU's arrays, without the host."""
     one = read(name).machine
     versions = ", ".join(f"{word} {one.versions[key]}" for key, word in PACKAGES.items() if key in one.versions)
     chip = f"ne {one.gpu.name}" if one.gpu else ""
@@ -96,20 +96,20 @@ def machine(name: str) -> str:
 
 
 def median(case: Case, contestant: str, call: str = "kernel") -> float:
-    """The seconds of a contestant."""
+    """Return the median seconds of a contestant."""
     return case.row(contestant, call).median
 
 
 def peer(case: Case, family: str = "cuDNN", call: str = "kernel") -> float:
-    """The least median, in seconds, of the contestants with names that begin with ``family``."""
+    """Return the least median, in seconds, of the contestants whose names begin with ``family``."""
     found = (one.median for one in case.rows if one.contestant.startswith(family) and one.call == call)
     return min(median for median in found if median)
 
 
 def gpu_layers(name: str, listed: bool = True) -> str:
-    """Each layer of one group by ``auto``, and by cuDNN's faster layout; or all of them in two rows.
+    """Return the table of ``auto`` and cuDNN's faster layout on each layer of a file, or on all layers in two rows.
 
-    Where the file has them, also on activations that stay split.
+    If the file has times on activations that stay split, the table has them too.
     """
     rows, ratios, split_ratios = [], [], []
     for case in read(name).cases:
@@ -163,7 +163,7 @@ def ladder() -> str:
     (table,) = [chip for chip in tables if "H200" in chip["name"]]
     sizes = [list(case.problem.sizes.values()) for case in read("layers-h200").cases]
     times = [next(row["milliseconds"] for row in table["layers"] if row["layer"] == size) for size in sizes]
-    # The slowest first, as the course's ladder goes; by the 2017 layer, and by the last for those that refuse it.
+    # The slowest kernel first, like the course's ladder: by time on the 2017 layer or, if not supported, on the last.
     names: list[str] = []
     for layer in (times[0], *times[:0:-1]):
         names += sorted(layer.keys() - {*names}, key=lambda name: -layer[name])
@@ -191,7 +191,7 @@ def contestant(name: str) -> str:
 
 
 def cpu_ratios(name: str, family: str, call: str) -> tuple[float, float]:
-    """How many times as fast as a peer ``New`` is: the geometric mean of the layers, and the least."""
+    """Return the speed-up of ``New`` over a peer: the geometric mean of the layers, and the least."""
     return mean_and_least(case.ratio(case.row(contestant(name), call), family) for case in read(name).cases)
 
 
@@ -273,7 +273,7 @@ def tutorial() -> str:
 
 
 def operators() -> str:
-    """The operators of gpu_network, those with the same attributes of more than one value together."""
+    """Return the operators of gpu_network, grouped by the attributes for which they support several values."""
     from ece408_op.network._operators import OPERATORS
 
     found: dict[str, list[str]] = {}
@@ -302,12 +302,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def updated(text: str) -> str:
-    """A page's text with every table written again; raises KeyError with the name of a table that is not known."""
+    """Return a page's text with every table rewritten; raises KeyError with the name of an unknown table."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def main() -> int:
-    """The command; returns its exit code."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description="Write the tables of README.md and docs/ from benchmarks/results/.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a table differs")
     check = parser.parse_args().check

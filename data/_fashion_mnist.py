@@ -37,10 +37,10 @@ PROJECT_FOLDER = Path(__file__).resolve().parent
 #: The authors' server.
 URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 
-#: Seconds to wait for a connection and for each packet; and the fewest bytes per second after those.
+#: Seconds to wait for a connection and for each packet; after these, the fewest bytes per second.
 TIMEOUT, LEAST_RATE = 5.0, 10_000
 
-#: Rows, and columns, of the published images.
+#: The rows and columns of the published images.
 ORIGINAL_SIZE = 28
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -112,7 +112,7 @@ class TrainingSet(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The test images in their original size, (10000, 28, 28) and (10000,), uint8, and their source."""
+    """The test images in their original size, (10000, 28, 28), their labels, (10000,), both uint8, and their source."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -120,15 +120,15 @@ class Found(NamedTuple):
 
 
 class _AbsentError(DataError):
-    """The files are in none of the places, and the server did not send them; the message names every place."""
+    """The files are in none of the searched places, and the download failed; the message names every place."""
 
 
 def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
     """Return the test images, from ``folder`` if it is given.
 
-    Otherwise the places are searched in this order: the folder in the environment variable ECE408_DATA, the project's
-    data folder, the cache folder, and a download into the cache folder. If all fail, the generated sample set is
-    returned, and a line on stderr says so. Files may be gzipped or not; their checksums are verified.
+    Otherwise these places are searched in order: the folder in the environment variable ECE408_DATA, the project's data
+    folder, the cache folder. Then the files are downloaded into the cache folder. If all fail, the generated sample set
+    is returned, and a line on stderr says so. Files may be gzipped or not; their checksums are verified.
 
     Raises DataError if ``folder`` lacks the files, if ECE408_DATA names no folder, or if a file outside the cache
     differs from the published one (in the cache, such a file is downloaded again).
@@ -161,15 +161,15 @@ def load_test(
 def load_training(size: int = ORIGINAL_SIZE, folder: str | os.PathLike[str] | None = None) -> TrainingSet:
     """Return the 60,000 training images as ``size`` x ``size`` pixels, from the places of ``find_test``.
 
-    Raises DataError if ``size`` is below 1, and for the reasons of ``find_test``; also if no place has the files,
-    because no sample set replaces them.
+    Raises DataError if ``size`` is below 1, for the reasons of ``find_test``, and if the files are not found, because
+    no sample set replaces them.
     """
     images, labels = _find(TRAINING, folder)
     return TrainingSet(_sized(images, size)[:, None], labels)
 
 
 def cache_folder() -> Path | None:
-    """Return $XDG_CACHE_HOME/ece408-op, by default ~/.cache/ece408-op; None for a user without a home folder.
+    """Return $XDG_CACHE_HOME/ece408-op, by default ~/.cache/ece408-op; None if the user has no home folder.
 
     A relative XDG_CACHE_HOME is ignored (XDG Base Directory Specification).
     """
@@ -216,7 +216,7 @@ def _find(files: Sequence[PublishedFile], folder: str | os.PathLike[str] | None)
 
 
 def _read_folder(folder: Path, files: Sequence[PublishedFile]) -> list[np.ndarray] | None:
-    """Return the arrays of the files in that folder, gzipped or not, or None if it lacks one."""
+    """Return the arrays of the files in that folder, gzipped or not; None if the folder lacks one of them."""
     found = []
     for file in files:
         paths = (folder / f"{file.name}.gz", folder / file.name)
@@ -235,7 +235,7 @@ def _read(path: Path, file: PublishedFile) -> np.ndarray:
         with open(path, "rb") as raw, gzip.open(raw) as unpacked:
             packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             raw.seek(0)
-            # One byte more shows a longer file; at its end, gzip checks the CRC.
+            # Reading one byte more detects a longer file, and makes gzip check the CRC at the end.
             content = (unpacked if packed else raw).read(length + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -271,7 +271,7 @@ def _cached_or_downloaded(cache: Path, file: PublishedFile) -> np.ndarray:
 
 
 def _download(name: str, target: BinaryIO) -> None:
-    """Copy a file of the authors' server into ``target``, with a progress bar on stderr."""
+    """Copy a file from the authors' server into ``target``, with a progress bar on stderr."""
     from tqdm import tqdm
 
     request = urllib.request.Request(f"{URL}{name}", headers={"User-Agent": "ece408-op"})

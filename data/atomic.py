@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-#: The errors of a write, which name no file: no room, no quota, too large, a broken disk.
+#: The errors of a write, which name no file: disk full, quota exceeded, file too large, broken disk.
 _OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def output_file_problem(path: Path | None) -> str | None:
-    """Return why ``replacing(path)`` would fail, as a message for the user, or None if it would not."""
+    """Return why ``replacing(path)`` would fail, as a message for the user; None if it would succeed."""
     if path is None:
         return None
     # os.path returns False for a folder that this user may not read; Path.is_dir raises PermissionError.
     if os.path.isdir(path):
         return f"expected a file, got the folder {path}"
-    if os.path.exists(path) and not os.path.isfile(path):  # a user who may would replace /dev/null for everyone
+    if os.path.exists(path) and not os.path.isfile(path):  # root would replace /dev/null for everyone
         return f"expected a file, got {path}, which is a device or a pipe"
     folder = path.absolute().parent
     if not os.path.isdir(folder):
@@ -33,7 +33,7 @@ def output_file_problem(path: Path | None) -> str | None:
 
 
 def output_folder_problem(path: Path | None) -> str | None:
-    """Return why files cannot be written into the folder ``path``, which may not exist yet, or None if they can."""
+    """Return why files cannot be written into the folder ``path``, which need not exist yet; None if they can."""
     if path is None:
         return None
     whole = path.absolute()
@@ -44,12 +44,12 @@ def output_folder_problem(path: Path | None) -> str | None:
 
 
 def output_file(word: str) -> Path:
-    """Return the path of a file that will be written: argparse's type."""
+    """Return the path of a file that will be written: a type for argparse, which reports an unsuitable path."""
     return _possible(Path(word), output_file_problem(Path(word)))
 
 
 def output_folder(word: str) -> Path:
-    """Return the path of a folder into which files will be written: argparse's type."""
+    """Return the path of a folder into which files will be written: a type for argparse, like ``output_file``."""
     return _possible(Path(word), output_folder_problem(Path(word)))
 
 
@@ -60,13 +60,13 @@ def _possible(path: Path, problem: str | None) -> Path:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether files can be made there; in /dev and /proc, where root may, a file would replace the system's."""
+    """Return whether files may be created there; not in /dev and /proc, where root would replace system files."""
     real = folder.resolve()
     return real != Path("/dev") and Path("/proc") not in (real, *real.parents) and os.access(real, os.W_OK | os.X_OK)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by this text, in UTF-8, atomically, and make its folder; other characters become escapes."""
+    """Replace a file atomically by this text in UTF-8, and create its folder; invalid characters become escapes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode(errors="backslashreplace"))
@@ -86,7 +86,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(scratch, path)
     except BaseException as error:
         scratch.unlink(missing_ok=True)
-        # The block's other errors, such as a download's, are about something else than this file.
+        # Other errors of the block, such as a download's, do not concern this file.
         if isinstance(error, OSError) and error.filename is None and error.errno in _OF_A_WRITE:
             error.filename = str(path)
         raise

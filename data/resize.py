@@ -1,4 +1,4 @@
-"""Bilinear resizing that equals scikit-image's bit by bit, without scikit-image: the course's larger images.
+"""Bilinear resizing for the course's larger images: bit for bit that of scikit-image, without scikit-image.
 
 For uint8 images the result is that of scikit-image 0.19 and later for
 
@@ -59,7 +59,7 @@ def resize(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def _neighbours(old: int, new: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for the first and the second neighbour, (new,) indices into the axis padded by one, and weights."""
+    """Return, per neighbour, the indices into the axis padded by one, and the weights, both of shape (new,)."""
     centre = (np.arange(new) + 0.5) * (old / new) - 0.5
     first = np.floor(centre)
     weight = centre - first

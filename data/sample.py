@@ -1,6 +1,6 @@
 """The sample set: 10,000 labelled images drawn from a statistical model of Fashion-MNIST's classes.
 
-It replaces the real images where they are not available, so that every script still runs. Each class is a mixture of
+It replaces the real images if they are not available, so that every script still runs. Each class is a mixture of
 24 Gaussians in the space of the first 48 principal components of its training images:
 
     g         a cluster of k-means, with the probability of its share of the training images
@@ -9,8 +9,8 @@ It replaces the real images where they are not available, so that every script s
     a_j       centre[g, j] + spread[g, j] * z_j / 256
     pixel     mean + sum over j of a_j * component[j], clipped to 0..255
 
-All of it is integer arithmetic on random bytes of RandomState, whose stream NumPy keeps unchanged (NEP 19), so every
-machine makes the same images with any BLAS, libm or NumPy.
+All of this is integer arithmetic on random bytes of RandomState, whose stream NumPy keeps unchanged (NEP 19). So every
+machine generates the same images with any BLAS, libm or NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from ece408_op.errors import DataError
 
-#: The fitted model, integers in the form of ``Model``.
+#: The file of the fitted model, with the arrays of ``Model``.
 MODEL = Path(__file__).with_name("sample_model.npz")
 
 #: SHA-256 of the generated images, then the labels.
@@ -35,7 +35,7 @@ COUNT = 10000
 CLASSES = 10
 SIZE = 28
 
-#: Fraction bits of a_j * component[j] and of the mean.
+#: The fraction bits of a_j * component[j], and of the mean.
 FRACTION_BITS, MEAN_BITS = 12, 6
 #: Random bytes per almost normal number, the mean of their sum, and the bits of its standard deviation.
 NORMAL_BYTES, NORMAL_CENTRE, NORMAL_BITS = 12, 1530, 8
@@ -50,7 +50,7 @@ class Model(NamedTuple):
     components: np.ndarray
     #: (10, G), int16: training images per cluster.
     sizes: np.ndarray
-    #: (10, G, K), int16: centres, times ``components`` in 1/4096 of a grey level; standard deviations alike.
+    #: (10, G, K), int16: centres; times ``components``, they are in 1/4096 of a grey level. ``spreads`` likewise.
     centres: np.ndarray
     spreads: np.ndarray
 
@@ -75,7 +75,7 @@ def _draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generate() -> tuple[np.ndarray, np.ndarray]:
-    """Return the sample set, images (10000, 28, 28) and labels (10000,), both uint8: 1000 per class, equal everywhere.
+    """Return the sample set, images (10000, 28, 28) and labels (10000,), both uint8, with 1000 images per class.
 
     Raises DataError if the model file cannot be read or gives other images than this version's.
     """

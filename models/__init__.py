@@ -1,4 +1,4 @@
-"""The course's five networks, and other networks in this folder: their files, shapes, training and inference.
+"""The course's five networks, and any others in this folder: their files, shapes, training and inference.
 
     from ece408_op import models
     models.list_names()                        # ['baseline', 'ece408-2018fa', ...]

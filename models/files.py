@@ -12,10 +12,10 @@ from ece408_op.errors import GraphError
 from ece408_op.graph import params_io
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
-#: The networks' folder, in a checkout as in an installed package.
+#: The networks' folder, both in a checkout and in an installed package.
 FOLDER = Path(__file__).resolve().parent
 
-#: The data node's attribute with the name to print, if that is not the file's.
+#: The data node's attribute with the name to print, if that differs from the file's name.
 TITLE = "__model_name__"
 
 _SYMBOL = "-symbol.json"
@@ -23,7 +23,7 @@ _SYMBOL = "-symbol.json"
 
 @dataclass(frozen=True)
 class Network:
-    """The two files of a network, the epoch in the name of its weights, and the title that follows `Model:`."""
+    """The two files of a network, the epoch in the name of its weights, and the title to print after `Model:`."""
 
     name: str
     symbol: Path
@@ -44,13 +44,13 @@ def list_names() -> list[str]:
 
 
 def read_weights(network: Network) -> dict[str, np.ndarray]:
-    """Return the parameters by name, without MXNet's prefixes; raises GraphError, which names a file that is broken."""
+    """Return the parameters by name, without MXNet's prefixes; raises GraphError with the name of a broken file."""
     arrays = params_io.read(network.params.read_bytes(), str(network.params))
     return {key.partition(":")[2]: array for key, array in arrays.items()}
 
 
 def find(name: str) -> Network:
-    """Return the network of that name; of several weight files, the one with the highest number.
+    """Return the network of that name; if it has several weight files, take the one with the highest number.
 
     Raises GraphError, which names the file, if a file is missing or the symbol file is broken.
     """

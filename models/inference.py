@@ -23,13 +23,13 @@ from ece408_op.plugin.default_layout import OP_TYPE
 
 from . import files, shapes
 
-#: Images per step of `verify`; more would need more memory for the layers' outputs.
+#: Images per step of `verify`: more images would need more memory for the layers' outputs.
 VERIFY_STEP = 500
 
 #: Images per step whose outputs are compared with float64.
 COMPARED = 8
 
-#: Images before and after a wrong one that are compared with likely mistakes.
+#: The images before and after a wrong image that are compared with likely mistakes too.
 EXPLAINED = 2
 
 
@@ -50,7 +50,7 @@ class Verification:
 
     #: The largest |New - Convolution| on the same input, over all elements of all layers of the operator.
     largest_difference: float
-    #: Of ``compared`` images, the number that both networks put into the same class.
+    #: The number of the ``compared`` images that both networks put into the same class.
     agreeing: int
     compared: int
     #: The largest error compared with float64, divided by the kernel's error bound; None if all layers are fused.
@@ -134,7 +134,7 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
             out, x, w, *bias = (next(given).asnumpy() for _ in (layer.output, *layer.inputs))
             least = 0.0
             if bias:
-                # The kernel's output, but for the rounding of the sum with the bias.
+                # The kernel's output, up to the rounding of the sum with the bias.
                 least = EPS32 * float(np.abs(out).max(initial=0))
                 out = out.astype(np.float64) - bias[0].reshape(-1, 1, 1)
             problem = layer.attributes.problem(x.shape, w.shape)
@@ -155,7 +155,7 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
 
 @dataclass(frozen=True)
 class Layer:
-    """One ``New`` of a network: its name and attributes, and its output and its inputs, data first, as symbols."""
+    """A ``New`` node of a network: its name and attributes; its output and its inputs, data first, as symbols."""
 
     name: str
     attributes: Attributes
@@ -204,7 +204,7 @@ def _differences(symbol: Any) -> list[Any]:
 
 
 def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the labels, the inputs that are neither images nor parameters; inference ignores them."""
+    """Return the shapes of the labels: inputs that are neither images nor parameters, which inference ignores."""
     sizes, _, _ = network.symbol.infer_shape(data=images)
     inputs = dict(zip(network.symbol.list_arguments(), sizes))
     return {name: shape for name, shape in inputs.items() if name != "data" and name not in network.arg_params}

@@ -1,4 +1,4 @@
-"""Read a network's two files: its layers, the shapes of its convolutions, the images that it takes."""
+"""Read a network's two files: its layers, the shapes of its convolutions, the shape of its images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 #: The largest image, in rows, that `info` tries.
 LARGEST = 1024
 
-#: Rows, and columns, of Fashion-MNIST's images, which need no resizing.
+#: The rows and columns of Fashion-MNIST's images, which need no resizing.
 _OWN_SIDE = 28
 
 _DIMENSIONS = 4
@@ -51,8 +51,8 @@ def info(network: str | Network) -> NetworkInfo:
     """Return the shapes of a network.
 
     The image has the shape in the data node's `__shape__`, (batch, channels, rows, columns). Without that attribute it
-    is Fashion-MNIST's, 28 x 28, if that fits symbol and weights, or else the smallest square that does, with the
-    channels of the first convolution.
+    has the channels of the first convolution and is Fashion-MNIST's 28 x 28 if that size fits symbol and weights, or
+    else the smallest square that fits.
 
     Raises GraphError, which names file and node, if a file is missing or broken, or if symbol and weights don't fit.
     """
@@ -87,7 +87,7 @@ def load_symbol(graph: Graph, path: Path) -> Any:
         raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {sentence_of(error)}") from None
 
 
-#: The weights before the first one that does not fit an image, minus that one's difference in elements, and a message.
+#: The number of weights before the first misfit, the misfit's difference in elements as a negative number, a message.
 _Misfit = tuple[int, int, str]
 
 
@@ -106,7 +106,7 @@ class _Shapes:
         node_conversion.check_weights(graph, self.weights, f"{network.params} against {network.symbol}", required=False)
 
     def stated_image(self) -> tuple[int, int, int] | None:
-        """Return the data node's `__shape__` without the batch; None if it has none or one with unknown sizes."""
+        """Return the data node's `__shape__` without the batch; None if it is missing or has unknown sizes."""
         stated = data_node(self.graph, self.network.symbol).attrs.get("__shape__", "")
         shape = integers(stated) or []
         if len(shape) != _DIMENSIONS or min(shape[1:]) < 1:
@@ -119,9 +119,9 @@ class _Shapes:
         return image
 
     def square(self) -> tuple[int, int, int]:
-        """Return the image that `info` takes without a stated one."""
+        """Return the image that `info` reports if the data node states none."""
         channels, nearest = self._channels(), (-1, 0, "")
-        for side in (_OWN_SIDE, *range(1, LARGEST + 1)):  # behind global pooling, one pixel would fit too
+        for side in (_OWN_SIDE, *range(1, LARGEST + 1)):  # 28 first: with global pooling, one pixel would fit too
             misfit = self.misfit((channels, side, side))
             if misfit is None:
                 return (channels, side, side)

@@ -1,14 +1,14 @@
 """Train the networks on the real training set of Fashion-MNIST.
 
-Training uses ``gpu_network`` where there is a GPU, elsewhere the operator ``New``; Adam (Kingma and Ba, 2015), a
+Training uses ``gpu_network`` on a GPU and the operator ``New`` elsewhere. It uses Adam (Kingma and Ba, 2015), a
 learning rate that falls to zero along a cosine, and images that are mirrored and shifted at random. It divides the
 pixels by 255; the exported weights include that division in the first layer, so that the networks take raw pixels, 0 to
 255.
 
 The exported weights are those after the last epoch, rounded to half precision. The test set selects nothing, except
-that the number of training images of ece408-low was chosen for its low accuracy. The seed determines first weights,
-order and shifts. Another processor or number of threads rounds sums differently, and so gives other weights of the
-same quality.
+that the number of training images of ece408-low was chosen for its low accuracy. The seed determines the first weights,
+the order of the images and the shifts. On another processor, or with another number of threads, sums are rounded
+differently, so the weights differ, with the same quality.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def train(
 ) -> Iterator[Weights]:
     """Yield the weights of a network's graph, float32 for pixels 0 to 1, before training and after each epoch.
 
-    The device, "cpu" or "gpu", computes the convolutions, "gpu" the whole step. After each epoch a line on stderr has
-    the share of images whose class was right when training saw them.
+    device: "cpu" computes the convolutions with ``New``; "gpu" computes the whole step. After each epoch, a line on
+    stderr has the share of images whose predicted class was right during training.
     """
     mx = mxnet_import.load()
     from ece408_op.graph.api import replace_convolution  # these need MXNet
@@ -145,7 +145,7 @@ def export(weights: Weights, path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train the networks named and write NAME-EPOCHS.params of each; return the exit code."""
+    """Train the named networks and write NAME-EPOCHS.params for each; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ece408_op.models.train",
         description=__doc__,
