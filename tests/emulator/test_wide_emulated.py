@@ -72,6 +72,19 @@ def test_images_that_cannot_be_split_are_computed_in_float32(kernel, problem, pr
     assert _run(kernel, problem, programs, special=True) == (1 if kernel is GENERAL else 2)
 
 
+@pytest.mark.parametrize("kernel", [POINTWISE, wide.FP16X1[0]], ids=_id)
+def test_unscaled_sums_that_could_overflow_are_computed_in_float32(kernel, programs):
+    # With 512 channels per group, images of 2^103 and more could.
+    problem = ConvProblem(4, 1024, 1, 2, 2, 1, groups=2)
+    x, w = np.full(problem.x_shape, 4e31, np.float32), np.full(problem.w_shape, 1.99, np.float32)
+    x *= np.float32([1e-31, 1 / 4, 1 / 2, 1]).reshape(-1, 1, 1, 1)
+    plan = kernel.plan(problem, CHIP, 16)
+    report = run_plan(kernel.text(plan), plan, problem, x, w, programs)
+    found = compare(report.buffers["y"], x, w, kernel, problem=problem)
+    assert found.passed, str(found)
+    assert sorted(report.buffers["listed"].view(np.int32)[:3]) == [2, 2, 3]
+
+
 #: Two tiles per block, and two stages per tile.
 RACING = [
     (POINTWISE, ConvProblem(3, 36, 9, 11, 10, 1, groups=2, stride=(1, 2))),
@@ -94,12 +107,13 @@ def test_a_missing_barrier_is_found(programs):
     assert _run(*RACING[1], programs, without="named_barrier(1 + consumer, 128);") > 0
 
 
-@pytest.mark.parametrize(("length", "check_races"), [(133, False), (192, False), (70, True)])
+@pytest.mark.parametrize(("length", "check_races"), [(133, False), (512, False), (70, True)])
 def test_a_product_of_matrices(length, check_races, programs):
     rows, columns, _ = sizes = (140, 70, length)
     rng = np.random.default_rng(408)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, length), (columns, length)))
     x[3, 5], x[4, 6], x[5], x[139, 1] = np.nan, 1e-20, 0, 1e-9
+    x[7], w[1] = 4e31, 1.99  # their unscaled sum, but not y, overflows in a long row
     w[2], bias = 0, rng.standard_normal(columns).astype(np.float32)
     program, split, filled = dense.multiply(*sizes, replace(CHIP, multiprocessors=4), True, "((v) < 0.f ? 0.f : (v))")
     arrays = {"w": w, **{name: np.zeros(size, np.uint8) for name, size in filled.items()}}
@@ -108,7 +122,7 @@ def test_a_product_of_matrices(length, check_races, programs):
     reports = launch_all([(one.source, one.plan, arrays, 1) for one in (split, program)], programs, check_races)
     assert [races(report) for report in reports] == [0, 0]
     recomputed = arrays["marks"].view(np.int32).reshape(-1, 256).any(axis=0)
-    assert list(np.flatnonzero(recomputed)) == [3, 4]
+    assert list(np.flatnonzero(recomputed)) == [3, 4] + [7] * (length > 128)
     exact = np.maximum(x.astype(np.float64) @ w.T + bias, 0)
     allowed = (
         wide.bound(2, ConvProblem(1, length, 1, 1, 1, 1)) * (abs(x).astype(np.float64) @ abs(w).T)

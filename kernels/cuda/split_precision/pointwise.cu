@@ -23,7 +23,6 @@
 constexpr int PRODUCERS = Config::producers;
 static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "a producer thread loads a pixel of 128");
 static_assert(PRODUCERS == 2 && PROMOTES, "the register counts are for two producers; a stage's sums are unscaled");
-constexpr int LARGEST_EXPONENT = 90;  // of a pixel: its unscaled sums then stay within float32
 
 // Load and convert. After each stage its pixels and scales are in shared memory, visible to wgmma (the proxy fence),
 // and the load of its filters is pending; the barrier `full` counts both.

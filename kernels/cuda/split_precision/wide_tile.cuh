@@ -23,6 +23,10 @@ constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile
 constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
 // Sums of dense.cu are long: a value 2^36 below the largest errs by 2^-50 of the largest.
 constexpr int SPREAD = Config::dense ? 36 : MAX_SPREAD;
+// The largest magnitude of x's exponent in kernels that undo it before they undo the filter's: between the two, a sum is
+// at most C 2^(30 - exponent), which may reach 2^127. At most 90, so that small sums are no denormal numbers.
+__device__ constexpr int ceil_log2(int n) { return n > 1 ? 1 + ceil_log2((n + 1) / 2) : 0; }
+constexpr int LARGEST_EXPONENT = 97 - ceil_log2(C > 128 ? C : 128);
 constexpr int RESIDENT_BYTES = Config::resident ? K_TILES * COMPONENTS * FILTER_BYTES : 0;
 static_assert(Config::stages >= 2, "a consumer waits for the next stage before it releases one");
 static_assert(Config::tile_pixels % (64 * CONSUMERS_PER_TILE) == 0, "consumers share the pixels of a tile");
