@@ -240,6 +240,7 @@ def start(
         process = subprocess.Popen(
             [*around, *words, "--", *command], cwd=tools.folder, env=_environment(device), pass_fds=inherited,
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            umask=0o022,  # the worker reads the compiler's library, and may be another user
         )  # fmt: skip
     except OSError as error:
         raise HarnessError(f"expected to start the harness's supervisor, got {error}") from error
