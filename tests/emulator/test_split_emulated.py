@@ -192,7 +192,10 @@ def test_shared_memory_has_no_races(kind, programs):
 #: a block that splits filters.
 BARRIERS = {
     "ranges": ("= range;\n        ", "named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);"),
-    "stage is empty": ("", "if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);"),
+    "stage is empty": (
+        "",
+        "if (iteration >= STAGES) mbarrier_wait(s.barriers + EMPTY + stage, iteration / STAGES - 1);",
+    ),
     "filters": ("atomicAdd(k_steps_with_low + lane, used_low);\n    ", "__syncthreads();"),
 }
 

@@ -4,6 +4,8 @@
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
 //                  \____ producer warps ____/        \_________________ math warps _________________/
 //
+// Filters that fit neither shared memory nor registers (no filters_in_shared) are read from L2 in every unit.
+//
 // A block is persistent: it computes one tile after another. A tile is `tile_lines` whole lines of positions in each of
 // `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer
 // warps fill one pipeline stage while math warps (consumers) multiply the other. Two mbarriers per stage keep them
@@ -21,9 +23,9 @@
 // compiled text split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the
 // arithmetic, recompute_images.cu the fallback in float32, instructions.cuh the PTX.
 //
-// With padding, the stage includes the zeros around the image; the staged input does not. A data gradient is the
-// convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and
-// filters exchanged (Config::transposed): C, M, H and W are this convolution's.
+// The pipeline stage includes the padding's zeros; the float32 input buffer does not. A data gradient is the
+// convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and filters
+// exchanged (Config::transposed): C, M, H and W are this convolution's.
 
 // Fields of Config that most files use; _tiles.py explains them.
 constexpr int TILE_IMAGES = Config::tile_images, TILE_LINES = Config::tile_lines, TILE_COLUMNS = Config::tile_columns;
@@ -59,12 +61,13 @@ constexpr int INPUT_SIZE = C * INPUT_ROWS * W;  // floats of one image's input
 constexpr int STAGED_INPUT = Config::input_from_global ? 0 : TILE_IMAGES * INPUT_SIZE;
 constexpr index_t INPUT_CHANNEL = (Config::input_from_global ? H : INPUT_ROWS) * index_t(W);
 constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPUT_SIZE);
+constexpr int STAGES = 2;  // of the pipeline: math warps read one while producers fill the other
 constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose input is staged or being copied
 
 // Named barriers: of the producers; of a warpgroup (one per warpgroup); of all math warps.
 constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
-// mbarriers: two of each kind, and how many arrivals complete a phase of each.
-constexpr int FULL = 0, EMPTY = 2;                   // of the pipeline stages
+// mbarriers: two of each kind, and the index of the first. prepare_tables has the arrivals that complete a phase.
+constexpr int FULL = 0, EMPTY = FULL + STAGES;       // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
 constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the TMA unit stores
 constexpr int INPUT_LOADED = 10, BARRIERS = 12;      // of inputs that the TMA unit loads; all
@@ -101,11 +104,11 @@ __device__ __forceinline__ void list_for_fallback(int *state, const WorkTile &ti
 struct Shared {
     unsigned *filters;  // split, in the tensor cores' order; implicit GEMM: the low components alone
     float *input;       // of INPUT_BUFFERS tiles
-    unsigned *stages;   // two pipeline stages of split input
+    unsigned *stages;   // pipeline stages of split input
     int2 *taps;         // bytes from a position's words to words t and t + 4 of each k-step
-    float *output;      // staged outputs
+    float *output;      // the staging area of outputs
     int *filter_scales;
-    int *exponents;  // [0, 1] of each stage's tile; [2, 3] numbers of the next tiles; [4, 5] of those after them
+    int *exponents;  // [0, 1] of each stage's tile; also tile numbers: [2, 3] of the next tiles, [4, 5] of those after
     Range *ranges;   // of each producer warp; of two passes
     Barrier *barriers;
 
@@ -117,7 +120,7 @@ struct Shared {
         };
         filters = static_cast<unsigned *>(take(Config::filters_in_shared ? 4 * Config::filter_words : 0));
         input = static_cast<float *>(take(4 * INPUT_BUFFERS * STAGED_INPUT));
-        stages = static_cast<unsigned *>(take(4 * (2 * STAGE_WORDS)));
+        stages = static_cast<unsigned *>(take(4 * (STAGES * STAGE_WORDS)));
         taps = static_cast<int2 *>(take(K_STEPS * 4 * 8));
         output = static_cast<float *>(take(Config::staged_outputs * 4));
         filter_scales = static_cast<int *>(take(FILTER_BLOCKS * COLUMN_GROUPS * GROUP_TILES * 8 * 4));
@@ -140,8 +143,8 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * WORD_TAPS[k].offset(), 4 * WORD_TAPS[k + 4].offset());
     }
-    // One thread initialises all barriers: with several lanes, compute-sanitizer reports a false positive.
-    // convolution.cu calls fence_async_proxy before the TMA unit uses them.
+    // One thread initialises all barriers: of several lanes, compute-sanitizer reports a false positive.
+    // fence_async_proxy in convolution.cu makes them visible to TMA.
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < BARRIERS; i++) {
@@ -163,8 +166,8 @@ __device__ __forceinline__ void load_filters(const Shared &s, const unsigned *fi
     for (int i = threadIdx.x; i < COLUMN_TILES * 8; i += ALL_THREADS) s.filter_scales[i] = filter_scales[i];
 }
 
-// Consumers: the number of the tile after the one in `stage`; if there is none, at least the number of tiles. The
-// shuffle shows the compiler that all lanes of a warp take the same branch.
+// Consumers: the number of the next tile; at least `tiles` if there is none. From lane 0, so that the compiler knows
+// that a warp takes one branch.
 __device__ __forceinline__ int next_tile(const Shared &s, int stage) {
     return __shfl_sync(~0u, s.exponents[NEXT_TILE + stage], 0);
 }
@@ -177,8 +180,8 @@ __device__ __forceinline__ void for_each_tile(const Shared &s, int worker, int i
     int next_unit = worker, number = blockIdx.x / FILTER_BLOCKS;
     for (int iteration = 0; number < tiles; iteration++) {
         const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        const int stage = iteration % STAGES;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / STAGES);
         number = next_tile(s, stage);
         next_unit = work(tile, stage, next_unit) - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);

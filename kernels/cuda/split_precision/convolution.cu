@@ -56,8 +56,8 @@ __device__ __forceinline__ Range find_range(const float *input, const WorkTile &
     return range;
 }
 
-// The power of two that scales a tile of x. A tile cannot be split if its range forbids it (range.cuh), or if its scale
-// times the scale of some filter is not a normal float32 number.
+// The power of two that scales a tile of x, and whether the tile cannot be split: tile scale times filter scale must be
+// a normal float32 number. Denormal values of x count as too small.
 struct TileScale {
     int exponent = 0;
     bool unsplittable = false;
@@ -71,8 +71,7 @@ struct TileScale {
         }
         lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
     }
-    // All producer threads call this with the ranges of their shares. It sets `exponent` to the one that the tile's
-    // range needs, if the tile can be split, and returns whether that changed it.
+    // All producers: join their ranges, update the exponent, and return whether it changed.
     __device__ __forceinline__ bool changes(const Shared &s, Range range) {
         range.join_warp();
         Range *const ranges = s.ranges + passes++ % 2 * PRODUCER_WARPS;
@@ -104,14 +103,14 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
     int number = blockIdx.x / FILTER_BLOCKS, next = number + blocks;
     for (int iteration = 0; number < tiles; iteration++) {
         const WorkTile tile(number, images);
-        const int stage = iteration % 2, buffer = iteration % INPUT_BUFFERS;
-        // The addition to `taken` comes later: here, it would stall on the atomic.
+        const int stage = iteration % STAGES, buffer = iteration % INPUT_BUFFERS;
+        // `taken` is used late: adding to it here would stall on the atomic.
         const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
         const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
         const float *const input = Config::input_from_global ? global : s.input + buffer * STAGED_INPUT;
         wait_for_input(s, buffer, iteration / INPUT_BUFFERS);
         if (!SPLITS_AT_ONCE) scale.changes(s, find_range(input, tile, thread));
-        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
+        if (iteration >= STAGES) mbarrier_wait(s.barriers + EMPTY + stage, iteration / STAGES - 1);
         Range range;
         do {
             range = split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
@@ -125,7 +124,8 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         }
         if (SPLITS_AT_ONCE) fence_async_proxy();  // wgmma reads the stage from shared memory
         mbarrier_arrive(s.barriers + FULL + stage);
-        if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);  // all have read the input
+        // All have read the input; thread 0's next tile number is visible. Otherwise scale.changes has the barrier.
+        if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
         const int later = s.exponents[TAKEN + stage];
         if (later < tiles) load_input(s, x, WorkTile(later, images), buffer, thread);
         else if (INPUT_BUFFERS > 1) copy_async_commit();

@@ -136,8 +136,8 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        const int stage = iteration % STAGES;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / STAGES);
         number = next_tile(s, stage);
         const OutputScale scale(s.exponents[stage], s.filter_scales[min(filter, COLUMN_TILES * 8 - 1)]);
         int unit = next_unit;
