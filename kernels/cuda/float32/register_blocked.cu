@@ -19,8 +19,8 @@
 // and a block of 4 warps, one per group of 4 filters, computes 32 rows. All channels lie in shared memory, 44 rows
 // each.
 //
-// A block continues with the strips `stride` items further, and loads their input during the epilogue; meanwhile the
-// other blocks of the multiprocessor multiply.
+// A block goes on to its next strips, `stride` items further. With PASSES == 1 it loads their input during the
+// epilogue; meanwhile other blocks of the multiprocessor multiply.
 //
 // UNIFORM (register_blocked_uniform): all weights lie in constant memory and reach the multiply-adds through uniform
 // registers. A multiply-add then reads two vector registers at most.
@@ -32,7 +32,8 @@
 // a row, and the next weight begins with the pixel that the previous one ended with (docs/performance.md).
 // Source: V. Volkov, Better Performance at Lower Occupancy, 2010; S. Gray, the SGEMM of maxas, 2014 (register banks and
 // the operand cache).
-// Restrictions: a tile fits shared memory; UNIFORM: the weights fit constant memory.
+// Restrictions: plain convolutions only (stride 1, no padding or dilation, square filters, no groups); a tile fits
+// shared memory; UNIFORM: the weights fit constant memory.
 
 constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, FILTER_GROUPS = Config::filter_groups;
 constexpr int PASSES = Config::passes, STRIPS = Config::strips, CHANNELS = Config::channels;
@@ -50,6 +51,7 @@ constexpr int CHUNK_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3
 constexpr int CHUNK_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * K * WEIGHT_FLOATS;
 constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
 constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
+static_assert(PASSES == 1 || CHUNKS == 1, "a pass adds and stores all channels' products");
 constexpr bool WHOLE_ROWS = OW % STRIP == 0;                  // strips cover their rows exactly
 constexpr bool KEEP_ADDRESSES = STORES <= 8;                  // registers suffice for the stores' addresses
 
@@ -218,8 +220,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
         // Epilogue: store the warp's sums of one group of filters, filter by filter, through the warp's own part of
         // shared memory. Only the warp synchronises.
         const auto store = [&](int group) {
-            // Hide from the compiler that it has computed these values before: keeping them would cost registers for
-            // sums.
+            // Hide from the compiler that these values were computed before: it would keep them in registers that the
+            // sums need.
             unsigned same_item = item;
             asm volatile("" : "+r"(same_item));
             const BlockStrips s = strips_of(same_item, images);
@@ -234,7 +236,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                                                   min(strip1 % STRIPS_IN_ROW * STRIP + STRIP, OW);
             const bool inside = warp_strip + lane < s.count;
             float *const out = image_of(y, first + s.image, OUTPUTS) + first_filter * PIXELS;
-            // The lane's addresses in y. If a map has as many pixels as a warp, the warp's lie in two maps at most.
+            // The lane's addresses in y. A warp's outputs lie in at most two maps if a map has at least as many pixels.
             float *to[KEEP_ADDRESSES ? STORES : 1];
             const int left = end - begin - lane * STORE;
             if (KEEP_ADDRESSES) {
