@@ -1,16 +1,15 @@
-// layer: the sizes and types of a layer. The host puts this file before the sources of ladder/ and float32/, and before
-// those of split_precision/ for few channels.
+// The layer: the sizes and types in front of a kernel's text. Only split precision's kernels for wide layers do
+// without: recompute.cuh and wide_tile.cuh define theirs, where C and M are those of a group.
 //
 // Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L
 // taps, G groups. The plan #defines these sizes, so each layer has its own binary. The batch B is an argument, so one
 // binary serves all batches. The constants of a kernel's tile follow as `struct Config`. The attributes L, G, STRIDE_H
-// and so on are defined only if they differ from the plain convolution's. Two more #defines:
+// and so on are defined only where they differ from the plain convolution's. Three more #defines:
 //
 // WIDE   1: an image has more elements than an int can count
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
 //        2: at an odd edge, of the outputs that exist (convention "full")
-//
-// WEIGHT_GRADIENT is defined for a weight gradient.
+// WEIGHT_GRADIENT   defined where the gradient to w is wanted
 
 #ifndef POOL
 #define POOL 0
