@@ -25,9 +25,8 @@
 //
 // A tile's work comes in units of 64 positions (a row block) times one column group. Per unit, a warpgroup
 //   1. runs the main loop: for each k-step it loads the next A fragment while the tensor cores multiply this one, and
-//      stores a few of the last unit's outputs;
-//   2. writes its sums to an output buffer in shared memory, so that the lanes of a warp then store neighbouring
-//      outputs.
+//      stores a few of the previous unit's outputs;
+//   2. writes its sums to a staging area in shared memory, so that the lanes of a warp then store neighbouring outputs.
 //
 // Config of the course's last layer: tile_images 1, tile_lines 9, row_accumulators 3, filter_shifts 1, row_k_steps 5,
 // rest_k_steps 2, k_steps 37, group_tiles 3, column_groups 1, math_warps 12, consumer_registers 152, input_from_global.
@@ -35,9 +34,10 @@
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
 // per tile, and y once. The course's last layer (12 x 33 x 33, 24 filters of 7 x 7) has 168 FLOP per byte; an H200
 // balances at 69, a third of its fp16 rate over its memory's. What limits it: shared memory and tensor cores together,
-// and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps
-// (_candidate_tiles.py), which the compiler unrolls. See "Asynchronous warpgroup level matrix instructions" in the
-// PTX ISA, and CUTLASS's persistent cooperative kernels.
+// and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps that are
+// read (ALL_STEPS), which the compiler writes out; at most 24 k-steps where they do not go by row
+// (_candidate_tiles.py). See "Asynchronous warpgroup level matrix instructions" in the PTX ISA, and CUTLASS's
+// persistent cooperative kernels.
 
 constexpr int WARPGROUPS = MATH_WARPS / 4;
 constexpr int UNITS = (POSITIONS + 63) / 64 * COLUMN_GROUPS;  // of a tile
@@ -57,9 +57,9 @@ struct Accumulators {
     float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? COMPONENT_SUMS : 1] = {};
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
-    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of
-    // row 0: if they began as zeros, the compiler would add a wait for all products (ptxas, C7517). If those of the
-    // other rows did not, it would serialize all products for want of registers (C7512).
+    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites row 0: from
+    // zeros, the compiler would wait for all products (ptxas C7517). The other rows start from zeros: overwriting them
+    // serializes all products for want of registers (C7512).
     __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int row_step,
                                                    bool overwrite) {
         wgmma_fence();
@@ -114,11 +114,12 @@ constexpr int STAGING = OUTPUT_ROWS * 8 * GROUP_TILES * STAGING_PITCH;  // float
 constexpr int STORES = OUTPUT_ROWS * COMPONENT_SUMS;                    // outputs of a lane
 constexpr int STORES_PER_STEP = (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1);
 
-// The staged outputs of a warpgroup's last unit. Warps 0 and 1 store its positions 0 to 31, warps 2 and 3 positions 32
-// to 63. In each pair one warp takes the even GEMM columns and the other the odd ones: `first_column` is 0 or 1.
+// The staged outputs of a warpgroup's previous unit. Warps 0 and 1 store its positions 0 to 31, warps 2 and 3 positions
+// 32 to 63. In each pair one warp takes the even GEMM columns and the other the odd ones: `first_column` is 0 or 1.
 struct StagedOutput {
     static constexpr bool ALL_COLUMNS = GEMM_COLUMNS % (8 * GROUP_TILES * COLUMN_GROUPS * FILTER_BLOCKS) == 0;
     static constexpr bool ALL_ROWS = OH % POSITION_ROWS == 0;
+    static_assert(8 % FILTER_SHIFTS == 0, "(first + n) / FILTER_SHIFTS is computed as two quotients");
     const float *from;
     float *to;
     int rows;     // output rows that exist, from the lane's first row on; 0 before the first unit
@@ -204,7 +205,7 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
             if (now < STORES) outgoing[i] = output.read(now);
         }
         wgmma_wait<1>();
-        // The wgmmas of k-step k - 1 have read their fragment; the compiler must not overwrite it before this point.
+        // The wgmmas of k-step k - 1 read their fragment until this wait; the compiler must not overwrite it before.
 #pragma unroll
         for (int i = 0; i < 4 * COMPONENTS && k > 0; i++) hide_from_compiler(fragments[(k + 1) % 2].a[i / 4][i % 4]);
         load(k + 1);
@@ -262,7 +263,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             main_loop(accumulators, words, taps, b, output);
             wgmma_wait<0>();
 
-            named_barrier(WARPGROUP_BARRIER + warpgroup, 128);  // all have stored the last unit's outputs
+            named_barrier(WARPGROUP_BARRIER + warpgroup, 128);  // all have stored the previous unit's outputs
             stage_output(s, accumulators, staging, exponent, first_column_tile);
             named_barrier(WARPGROUP_BARRIER + warpgroup, 128);
             output = StagedOutput(staging, y, tile, row_block, first_column_tile);
