@@ -11,15 +11,16 @@
 // filter moved right by one. Outputs need no staging: a lane's four sums are one 16-byte store, and the eight lanes of
 // a filter store 128 contiguous bytes.
 //
-// The words of 16 m_tiles positions stay in registers while a warp goes through the filters, which are in shared memory
-// or, with filters_in_registers, in the warp's registers.
+// The words of 16 m_tiles positions stay in registers while a warp goes through the filters, which are in shared
+// memory, with filters_in_registers in the warp's registers, or, where they fit neither, in L2.
 //
 // Config of the first layer of the course's 2018 fall, on an H200: tile_images 1, tile_lines 66, k_steps 4,
 // column_tiles 3, m_tiles 1, math_warps 8, producer_warps 4, filters_in_registers, store_floats 4, copy_floats 4.
 //
-// Arithmetic: 2 M K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
-// per tile, and y once: 12 FLOP per byte for the course's 2017 layer. What limits it: stores to memory. Restrictions:
-// C = 1, OW even, OH OW a multiple of four.
+// Arithmetic: 2 M K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more per
+// tile, and y once: 12 FLOP per byte for the course's 2017 layer. What limits it: stores to memory. Restrictions: plain
+// convolutions only (stride 1, no padding or dilation, square filters, no groups); C = 1, OW even, OH OW a multiple of
+// four.
 
 constexpr int M_TILES = Config::m_tiles;
 constexpr int UNITS = (POSITIONS + 16 * M_TILES - 1) / (16 * M_TILES);
@@ -49,9 +50,9 @@ __device__ __forceinline__ void store_sums(float *to, float (&sums)[4], const fl
     if (real) store(to, sums);
 }
 
-// The math warps' loop over tiles. All warps begin a tile together, so that two stores to the same line of y by
-// different warps merge in L2. A unit is 16 m_tiles positions; its fragments are loaded after the previous unit's
-// products.
+// The math warps' loop over tiles. All warps begin a tile together: parts of one line of y that two warps store then
+// merge in L2. A unit is 16 m_tiles positions, whose fragments are loaded when the previous unit's have been
+// multiplied.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const FilterFragment *const filters =

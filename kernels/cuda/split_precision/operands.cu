@@ -14,16 +14,16 @@ constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of on
 __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, int word, int component) {
     if (Config::wgmma) {  // per block and group: both components of a tile are two core matrices of eight columns
         const int group = tile / GROUP_TILES, block = group / COLUMN_GROUPS;
-        const int at = (block * K_STEPS + k_step) * COLUMN_GROUPS + group - block * COLUMN_GROUPS;
+        const int index = (block * K_STEPS + k_step) * COLUMN_GROUPS + group - block * COLUMN_GROUPS;
         const int in_group = tile - group * GROUP_TILES;
-        return ((at * COMPONENTS + component) * GROUP_TILES + in_group) * 64 + word * 32 + n * 4 + t;
+        return ((index * COMPONENTS + component) * GROUP_TILES + in_group) * 64 + word * 32 + n * 4 + t;
     }
     return ((k_step * COLUMN_TILES + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
 }
 
-// Split lane (n, t)'s weights in a k-step of column 8 tile + n, which is filter m = (8 tile + n) / filter_shifts moved
-// down (one_channel: right) by the remainder. Returns bit n if a weight is not zero, and bit 8 + n if a low component
-// is not zero.
+// Split lane (n, t)'s words of a k-step of column 8 tile + n: filter m = column / filter_shifts, moved down
+// (one_channel: right) by column % filter_shifts. Returns bit n if a product is not zero, and bit 8 + n if a low
+// component is not.
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *w, int m, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
@@ -67,11 +67,11 @@ struct Fragment {
                                          const unsigned char *second0, const unsigned char *second1) {
 #pragma unroll
         for (int component = 0; component < COMPONENTS; component++) {
-            const int at = component * (4 * LOW);
-            a[component][0] = *reinterpret_cast<const unsigned *>(first0 + at);
-            a[component][1] = *reinterpret_cast<const unsigned *>(first1 + at);
-            a[component][2] = *reinterpret_cast<const unsigned *>(second0 + at);
-            a[component][3] = *reinterpret_cast<const unsigned *>(second1 + at);
+            const int offset = component * (4 * LOW);
+            a[component][0] = *reinterpret_cast<const unsigned *>(first0 + offset);
+            a[component][1] = *reinterpret_cast<const unsigned *>(first1 + offset);
+            a[component][2] = *reinterpret_cast<const unsigned *>(second0 + offset);
+            a[component][3] = *reinterpret_cast<const unsigned *>(second1 + offset);
         }
     }
     __device__ __forceinline__ void load(const FirstWords &first, int2 tap, int offset = 0) {

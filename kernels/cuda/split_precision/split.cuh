@@ -6,8 +6,8 @@
 //
 // e belongs to a tile of x and f to a filter: the largest value then lies in [2^14, 2^15), so that nothing overflows,
 // and values down to 2^-28 of it keep 22 bits. Tiles and filters with a smaller value, an infinity or a NaN cannot be
-// split; convolution.cu computes their images in float32. With Config::components 1 (fp16x1) only the high components
-// exist.
+// split; recompute_images.cu computes their images in float32. With Config::components 1 (fp16x1) only the high
+// components exist.
 //
 // The method: Markidis et al. 2018; the factor 2^11: Ootomo and Yokota 2022; the same with tf32: CUTLASS, 3xTF32. What
 // tensor cores truncate: Fasi et al. 2021. docs/numerics.md has the references, split_precision.py the error bound.
@@ -39,8 +39,8 @@ __device__ __forceinline__ int pack_filter_scale(int exponent, int k_steps, floa
 }
 __device__ __forceinline__ int filter_exponent(int filter_scale) { return filter_scale >> 19; }
 
-// Turns a sum into an output: undoes the scales of tile and filter, and corrects both biases. The correction uses
-// the sum of x_high w_high alone, which is complete before the whole sum.
+// Turns a sum into an output: undoes the scales of tile and filter, and corrects both biases. For the same-sign
+// correction, `main` is the sum of x_high w_high, which is complete before the whole sum, or the whole sum.
 struct OutputScale {
     float scale, same_sign;
 
