@@ -33,8 +33,8 @@ _MOST_SHARE = 0.7
 #: block's number of math warps: with two registers per sum, and with the three that accumulator promotion needs.
 _KEPT_REGISTERS = 64
 _SUM_REGISTERS, _PROMOTED_SUM_REGISTERS = {8: 100, 12: 72}, {8: 104, 12: 72}
-#: K-steps between promotions: a multiple of two and three, because loops take two or three k-steps per iteration. Sums
-#: of fewer k-steps than LONG_SUM gain little from promotion.
+#: K-steps between promotions, a multiple of the two that the loop of ``mma_sync.cu`` takes at a time; sums of fewer
+#: k-steps than LONG_SUM gain little from promotion.
 _PROMOTION_INTERVAL, LONG_SUM = 6, 9
 #: If filters stay in registers: the most registers for them, of 128 per thread, and the most column tiles.
 _MOST_KEPT, _MOST_TILES = 88, 4

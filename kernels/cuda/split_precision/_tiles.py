@@ -16,7 +16,7 @@ from ._wgmma import wgmma_macro
 
 #: Bytes of shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
-#: Floats from one GEMM column to the next in the output buffer of ``warpgroup_mma.cu``, which has the same number.
+#: Floats from one GEMM column to the next in the staging area of ``warpgroup_mma.cu``, which has the same number.
 _STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
@@ -137,12 +137,12 @@ class Tile:
     def milliseconds(self) -> float:
         """The predicted time per image on an H200: that of the math warps or the producers, whichever take longer.
 
-        The model ignores latencies and bank conflicts. Only ratios matter: ``core.tuning`` scales the time.
+        It knows no bank conflicts; ``split_precision`` adds the launches' latency and the layer's memory traffic.
         """
         columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
         positions = self.units // self.column_groups * self.unit_positions
         flops = 2 * 16 * self.k_steps * columns * positions * (2 * self.components - 1)
-        # Math warps can work on the units of two tiles at a time.
+        # Math warps share the units of two stages.
         workers = self.math_warps // 4 if self.wgmma else self.math_warps
         multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
         slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1

@@ -95,7 +95,7 @@ def plain_convolution(problem: ConvProblem) -> ConvProblem:
 def plan_of(tile: Tile, problem: ConvProblem, chip: Chip) -> Plan:
     """Return the launches for a tile: split the filters, convolve, recompute images that cannot be split."""
     layer, (source, _, target) = tile.layer, problem.operands
-    filter_blocks = tile.padded_tiles if tile.wgmma else tile.column_tiles
+    split_blocks = tile.padded_tiles if tile.wgmma else tile.column_tiles
 
     @cache
     def steps(images: int) -> tuple[Launch, ...]:
@@ -110,7 +110,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip) -> Plan:
         convolved = (source, target, "filters", *common)
         # The filters are split again for each launch, and with them the lists in `state` are emptied.
         return (
-            Launch("split_precision_filters", (filter_blocks, 1, 1), threads, split),
+            Launch("split_precision_filters", (split_blocks, 1, 1), threads, split),
             Launch("split_precision_convolution", grid, block, convolved, tile.shared_bytes, overlap),
             Launch("recompute_images", blocks, threads, (source, "w", target, *common), programmatic=overlap),
         )
