@@ -184,7 +184,7 @@ class WideTile:
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config.
 
-        Besides the fields it has ``padded_channels`` of a group in split filters and images; ``promotion_interval``,
+        Besides the fields it has ``padded_channels`` of a group in split filters and images; ``promotion_stages``,
         the stages between two accumulator promotions, 0 for none; ``output_bytes`` of staged outputs; and from
         ``others`` ``any_spread_scale``, whether the largest value alone decides a scale, ``dense``, whether filters lie
         as dense.cu multiplies them, and ``bias`` and ``residual``, whether split_form.cu adds them.
@@ -192,7 +192,7 @@ class WideTile:
         interval = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
         more = {"padded_channels": own.padded_channels, "output_bytes": self.output_bytes}
         more |= {"any_spread_scale": False, "dense": False}
-        return {**asdict(own), **asdict(self), **more, "promotion_interval": interval, **others}
+        return {**asdict(own), **asdict(self), **more, "promotion_stages": interval, **others}
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -1,11 +1,11 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
-// Compiled after the .cuh files of wide.GEMM_SOURCES.
+// Compiled behind the .cuh files of wide.GEMM_SOURCES.
 //
 // The convolution is a matrix product of output pixels by filters, with GEMM K = C K K. The left matrix, the input
 // windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride, padding and dilation.
 // The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
 //
-//     a block           64 to 256 output pixels (numbered through all images) x 32 to 256 filters
+//     a block           128 to 256 output pixels (numbered through all images) x 32 to 256 filters
 //     a pipeline stage  stage_channels channels of one filter element (tap):
 //
 //                       channels               channels
@@ -20,22 +20,21 @@
 // short one by device memory: the split copy adds one pass over the images.
 //
 // Restrictions (_wide_tiles.limits): sm_90a; fewer than 2^30 pixels per image; windows within TMA's offsets; stride 1
-// for a data gradient. See "Im2col mode" and "Asynchronous warpgroup level matrix instructions" in the PTX
-// ISA, and CUTLASS's warp-specialized persistent kernels, cooperative and ping-pong.
+// for a data gradient. See "Im2col mode" and "Asynchronous warpgroup level matrix instructions" in the PTX ISA, and
+// CUTLASS's warp-specialized persistent kernels: cooperative, and ping-pong, which only split_form.cu's tiles are.
 //
 // Launches, in order: split_filters (once per call); then for each chunk of the batch range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 //
 // Config beyond wide_tile.cuh's: range_blocks, the blocks that find the range of an image. Config for 64 channels of
 // 56 x 56 and 64 filters of 3 x 3: tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2,
-// promotion_interval 2.
+// promotion_stages 2.
 
-// Find the range of each image's values, range_blocks partial results per image. Also empty the list of images to
-// recompute.
+// The range of values of each image, range_blocks partial results per image. From the second chunk of the batch on,
+// also empties the list of images to recompute; for the first chunk, split_filters does.
 extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,
                     long long first) {
-    // split_filters empties the list for the first chunk.
     if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) listed[0] = 0;
     const float *const image = x + (first + blockIdx.y) * IMAGE;
     constexpr long long SHARE = (IMAGE + Config::range_blocks - 1) / Config::range_blocks;
@@ -74,5 +73,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
                       float *__restrict__ y, long long first, int images) {
     const FloatEpilogue epilogue{images, x_scales, w_exponents, y + first * OUTPUTS};
-    implicit_gemm(x_high, x_low, w_high, w_low, images, epilogue);
+    run_block(x_high, x_low, w_high, w_low, images, epilogue);
 }

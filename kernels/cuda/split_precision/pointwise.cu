@@ -18,7 +18,7 @@
 // warp-specialized kernels with mixed input types, which also convert an operand before they multiply.
 //
 // Launches: split_filters, pointwise_gemm, recompute_images. Config of 256 channels of 56 x 56 and 64 filters:
-// tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2, producers 2, promotion_interval 1.
+// tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2, producers 2, promotion_stages 1.
 
 constexpr int PRODUCERS = Config::producers;
 static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "a producer thread loads a pixel of 128");
@@ -32,11 +32,11 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     int filled = 0;  // stages filled so far, by both producers
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const Tile tile(number);
-        const int pixel = tile.pixel + row, image = pixel / OUTPUT_AREA, place = pixel % OUTPUT_AREA;
+        const int pixel = tile.pixel + row, image = pixel / OUTPUT_AREA, in_image = pixel % OUTPUT_AREA;
         const bool real = image < images;
         const float *const from = x + image * IMAGE + tile.group * C * (long long)AREA +
-                                  place / OUTPUT_WIDTH * Config::stride_height * Config::width +
-                                  place % OUTPUT_WIDTH * Config::stride_width;
+                                  in_image / OUTPUT_WIDTH * Config::stride_height * Config::width +
+                                  in_image % OUTPUT_WIDTH * Config::stride_width;
 #pragma unroll 1
         for (int c0 = 0; c0 < C; c0 += Config::stage_channels, filled++) {
             if (filled % PRODUCERS != warpgroup) continue;
@@ -84,8 +84,8 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
 #pragma unroll 1
     for (int step = 0; step < K_TILES; step++) {
         mbarrier_wait(pipeline.full + stage, phase);
-        const float *const own = pipeline.epilogue_storage + stage * Config::tile_pixels + row;
-        const float inverse_scale[2] = {own[0], own[8]};
+        const float *const inverse_scales = pipeline.epilogue_storage + stage * Config::tile_pixels + row;
+        const float inverse_scale[2] = {inverse_scales[0], inverse_scales[8]};
         __syncwarp();  // every lane has read its scales before lane 0 releases them
         multiply_stage(sums, pipeline, stage, 0, consumer, true);
         wgmma_wait<0>();
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                    int *__restrict__ listed, long long first, int images) {
     extern __shared__ __align__(16) unsigned char memory[];
     const Pipeline pipeline(memory);  // its other arrays: the pixels' inverse scales of each stage, staged outputs
-    // The barriers `full` count the thread that expects the filters and each thread of a producer.
+    // `full`: the arrival that expects the filters and a producer's 128 threads; `empty`: each consumer's four warps.
     pipeline.init(1 + 128, 4);
     const int tiles = tiles_of(images);
     if (threadIdx.x < 128 * PRODUCERS) {

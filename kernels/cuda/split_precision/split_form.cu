@@ -355,5 +355,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const uint4 *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
                         uint4 *__restrict__ y, ImageScale *y_scales, int images) {
     const EpilogueParams params{x, x_scales, residual_scales, w, w_exponents, limits, bias, residual, y_scales, images};
-    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{params, y, y_map});
+    run_block(x_high, x_low, w_high, w_low, images, SplitEpilogue{params, y, y_map});
 }

@@ -17,11 +17,11 @@ constexpr int CONSUMERS_PER_TILE = Config::ping_pong ? 1 : Config::consumers;
 constexpr int M_BLOCKS = Config::tile_pixels / 64 / CONSUMERS_PER_TILE;  // a consumer's: 64 pixels, one wgmma each
 constexpr int SHARE_PIXELS = Config::ping_pong ? 0 : 64 * M_BLOCKS;      // from one consumer's share to the next one's
 constexpr int BLOCK_SUMS = Config::tile_filters / 2, SUMS = M_BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
-constexpr bool PROMOTES = Config::promotion_interval > 0;
+constexpr bool PROMOTES = Config::promotion_stages > 0;
 constexpr int K_TILES = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // a stage holds one
 constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
-// Sums of dense.cu are long: a value 2^36 below the largest errs by 2^-50 of the largest.
+// dense.cu's sums are long, so a larger spread is harmless: a value 2^36 below the largest errs by 2^-50 of that.
 constexpr int SPREAD = Config::dense ? 36 : MAX_SPREAD;
 // The largest magnitude of x's exponent in kernels that undo it before they undo the filter's: between the two, a sum is
 // at most C 2^(30 - exponent), which may reach 2^127. At most 90, so that small sums are no denormal numbers.
@@ -136,7 +136,7 @@ struct Pipeline {
         __syncthreads();
     }
     __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
-    // The filters of a stage or, if filters are resident, of a step.
+    // The filters of a stage; resident: those of K tile `step`.
     __device__ __forceinline__ unsigned char *filters(int stage, int step) const {
         return Config::resident ? stages + Config::stages * STAGE_BYTES + step * COMPONENTS * FILTER_BYTES
                                 : pixels(stage) + COMPONENTS * PIXEL_BYTES;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_filters(unsigned char *to, Barrier *barrier
     if (COMPONENTS == 2) tma_load(to + FILTER_BYTES, low, barrier, c, tap, filter);
 }
 
-// A thread's sums: `high` by high products since the last promotion, those `promoted` before, and the `low` products.
+// A consumer's sums: high by high since the last promotion; promoted before; high by low plus low by high.
 struct Accumulators {
     float high[SUMS], promoted[PROMOTES ? SUMS : 1], low[COMPONENTS == 2 ? SUMS : 1];
 
@@ -191,7 +191,7 @@ struct Accumulators {
 // replace the high and low sums: if a stage started from sums set to zero, the compiler would serialize its wgmmas.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer, bool overwrite = K_TILES == 1) {
-    constexpr int K_STEP = Config::reduction_outermost ? 16 * ROW_BYTES : 32;  // bytes of 16 products
+    constexpr int K_STEP_BYTES = Config::reduction_outermost ? 16 * ROW_BYTES : 32;
     const unsigned first_pixel = shared_address(pipeline.pixels(stage)) + consumer * (SHARE_PIXELS * ROW_BYTES);
     const Descriptor pixels = row_descriptor(first_pixel);
     const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)));
@@ -200,8 +200,8 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
     for (int k = 0; k < Config::stage_channels / 16; k++) {
 #pragma unroll
         for (int block = 0; block < M_BLOCKS; block++) {
-            const Descriptor b = filters + k * (K_STEP >> 4);
-            const Descriptor a = pixels + k * (K_STEP >> 4) + block * (64 * ROW_BYTES >> 4);
+            const Descriptor b = filters + k * (K_STEP_BYTES >> 4);
+            const Descriptor a = pixels + k * (K_STEP_BYTES >> 4) + block * (64 * ROW_BYTES >> 4);
             float *const high = sums.high + block * BLOCK_SUMS;
             if (overwrite && k == 0) WGMMA_HIGH_OVERWRITE(high, a, b);
             else WGMMA_HIGH(high, a, b);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeli
     };
 #pragma unroll 1
     for (int step = 0; step < steps;) {
-        const int last = PROMOTES ? min(steps, step + Config::promotion_interval) : steps;
+        const int last = PROMOTES ? min(steps, step + Config::promotion_stages) : steps;
         int before = -1;
 #pragma unroll 1
         for (; step < last; step++) {

@@ -27,6 +27,8 @@
 // Launches, for each chunk of the batch: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles,
 // sum_tiles.
 //
+// Where wide_tile.cuh says pixels, a tile and a stage have the rows of x; the output pixels are the reduction.
+//
 // Config beyond wide_tile.cuh's. tile_pixels: 64 per unit. x_parts, y_parts: blocks per channel in channel_ranges.
 // x_vector, y_vector: floats per load there. blocks: the grid of weight_gradient_tiles. low_stages: stages after which
 // the sums of low products are promoted. Config for 64 channels of 56 x 56 and 64 filters of 3 x 3: consumers 3,
@@ -141,6 +143,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
 #pragma unroll
         for (int i = 0; i < Config::tile_filters / BLOCK; i++) {
             const int filter = tile % FILTER_TILES * Config::tile_filters + i * BLOCK;
+            // Of y [pixel][filter], a load takes 64 filters where other kernels' take channels, and pixels for filters.
             load_filters(pipeline.filters(stage, 0) + i * BLOCK_BYTES, full, y_high, y_low, filter, 0, pixel);
         }
         if (++stage == Config::stages) stage = 0, phase ^= 1;
@@ -195,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // Compute one weight in float64, for a channel or filter that contains an infinity or a NaN. Padding counts as zeros.
 __device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
     double sum = 0;
-    // Not unrolled: unrolled iterations need more registers, which all threads of sum_tiles would then have.
+    // Not unrolled: registers for more iterations would be charged to every thread of sum_tiles.
 #pragma unroll 1
     for (int image = 0; image < images; image++)
 #pragma unroll 1
@@ -210,8 +213,8 @@ __device__ __noinline__ float weight_in_float64(const float *x, const float *y, 
     return float(sum);
 }
 
-// w = (the earlier groups' w) + the unscaled sum of the tile's partials. A block computes eight consecutive weights of
-// 32 filters.
+// w = (w of the batch's earlier chunks) + the unscaled sum of the tile's partials. A block computes eight consecutive
+// weights of 32 filters.
 extern "C" __global__ void __launch_bounds__(256)
     sum_tiles(const float *__restrict__ partials, const int *__restrict__ exponents, const float *__restrict__ x,
               const float *__restrict__ y, float *__restrict__ w, long long first, int images) {

@@ -100,7 +100,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         for name, area in (("x", own.area), ("y", own.output_area))
     }
     numbers = {"blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
-    config = tile.config(own, low_stages=_LOW_STAGES, promotion_interval=PROMOTED_PRODUCTS // _PIXELS, **numbers)
+    config = tile.config(own, low_stages=_LOW_STAGES, promotion_stages=PROMOTED_PRODUCTS // _PIXELS, **numbers)
     return Plan(tile.defines, images, steps, scratch=scratch, config=config)
 
 
