@@ -137,7 +137,7 @@ class Tile:
     def milliseconds(self) -> float:
         """The predicted time per image on an H200: that of the math warps or the producers, whichever take longer.
 
-        It knows no bank conflicts; ``split_precision`` adds the launches' latency and the layer's memory traffic.
+        The model ignores bank conflicts. ``split_precision`` adds the launches' latency and the layer's memory traffic.
         """
         columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
         positions = self.units // self.column_groups * self.unit_positions

@@ -143,8 +143,8 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * WORD_TAPS[k].offset(), 4 * WORD_TAPS[k + 4].offset());
     }
-    // One thread initialises all barriers: of several lanes, compute-sanitizer reports a false positive.
-    // fence_async_proxy in convolution.cu makes them visible to TMA.
+    // One thread initialises all barriers: with several lanes, compute-sanitizer reports a false positive.
+    // fence_async_proxy in convolution.cu makes the barriers visible to the TMA unit.
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < BARRIERS; i++) {

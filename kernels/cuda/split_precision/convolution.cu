@@ -71,7 +71,8 @@ struct TileScale {
         }
         lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
     }
-    // All producers: join their ranges, update the exponent, and return whether it changed.
+    // All producer threads call this with the ranges of their shares. It sets `exponent` to the one that the tile's
+    // range needs, if the tile can be split, and returns whether that changed it.
     __device__ __forceinline__ bool changes(const Shared &s, Range range) {
         range.join_warp();
         Range *const ranges = s.ranges + passes++ % 2 * PRODUCER_WARPS;

@@ -1,5 +1,5 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
-// Compiled behind the .cuh files of wide.GEMM_SOURCES.
+// Compiled after the .cuh files of wide.GEMM_SOURCES.
 //
 // The convolution is a matrix product of output pixels by filters, with GEMM K = C K K. The left matrix, the input
 // windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride, padding and dilation.
@@ -30,8 +30,8 @@
 // 56 x 56 and 64 filters of 3 x 3: tile_pixels 128, tile_filters 64, stage_channels 64, stages 4, consumers 2,
 // promotion_stages 2.
 
-// The range of values of each image, range_blocks partial results per image. From the second chunk of the batch on,
-// also empties the list of images to recompute; for the first chunk, split_filters does.
+// Find the range of each image's values, range_blocks partial results per image. From the second chunk of the batch on,
+// also empty the list of images to recompute; for the first chunk, split_filters empties it.
 extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,
                     long long first) {

@@ -47,11 +47,11 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
 // Whether epilogue.prepare runs after the first stage's wgmmas are issued, which hide its time. With two components and
 // stages of fewer than 64 channels that was slower (96 channels, 3 x 3; `ece408-bench layers` times it).
 constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config::stage_channels == 64);
-// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
-// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer).
-// Ping-pong consumers are ordered: each begins its products when the one before has issued its last, so that the
-// epilogue of one overlaps the products of the others. The order also completes a stage's previous phase before a
-// consumer waits for the next one's parity.
+// All of a block's work: producer and consumers loop over its tiles. Per tile, a consumer calls
+// epilogue.prepare(staging, tile, consumer), and later epilogue.store(sums, staging, tile, consumer, outputs) with the
+// sums of its share. Ping-pong consumers take turns: each issues its products after the previous consumer has issued
+// its last, so that the epilogue of one overlaps the products of the others. The order also completes a stage's previous
+// phase before a consumer waits for the parity of the next phase.
 template <typename Epilogue>
 __device__ __forceinline__ void run_block(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
                                               const TensorMap &w_low, int images, const Epilogue &epilogue) {

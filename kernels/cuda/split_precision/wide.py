@@ -1,9 +1,9 @@
 """Split precision for layers with many channels, on Hopper: ``general.cu``, and ``pointwise.cu`` for 1 x 1 filters.
 
-The error, as a share of sum |x||w|, is that of ``split_precision`` but for the sums: an accumulator is promoted after
-every 128 products at most, so truncation costs 2^-22 for each of those, whatever the length of the sum, and each
-promotion one or two roundings of 2^-24. The sums of the low products are 2^-10 of the others. With one component
-``general.cu`` promotes nothing: 2^-22 per product is below the errors of the factors until sums have some 4,000
+The error, as a share of sum |x||w|, is that of ``split_precision``, except for the error of the sums. An accumulator is
+promoted after at most 128 products. So truncation costs at most 128 times 2^-22, whatever the length of the sum, and
+each promotion costs one or two roundings of 2^-24. The sums of the low products are 2^-10 of the main sums. With one
+component ``general.cu`` promotes nothing: 2^-22 per product is below the errors of the factors up to about 4,000
 products.
 
 In a data gradient, a value below 2^-28 of the largest of its image or filter errs by up to 2^-50 of that one instead of

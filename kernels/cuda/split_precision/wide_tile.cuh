@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_filters(unsigned char *to, Barrier *barrier
     if (COMPONENTS == 2) tma_load(to + FILTER_BYTES, low, barrier, c, tap, filter);
 }
 
-// A consumer's sums: high by high since the last promotion; promoted before; high by low plus low by high.
+// A thread's sums: `high` by high products since the last promotion, those `promoted` before, and the `low` products.
 struct Accumulators {
     float high[SUMS], promoted[PROMOTES ? SUMS : 1], low[COMPONENTS == 2 ? SUMS : 1];
 
