@@ -66,7 +66,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically by this text in UTF-8, and create its folder; invalid characters become escapes."""
+    """Atomically replace a file with this text in UTF-8, and create its folder; invalid characters become escapes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode(errors="backslashreplace"))

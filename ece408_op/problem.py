@@ -205,7 +205,7 @@ class ConvProblem:
 
     @property
     def convolution(self) -> ConvProblem:
-        """The plain ConvProblem of a gradient or a fused convolution."""
+        """This problem's convolution as a ConvProblem: that of a gradient, or without the fused tanh and pooling."""
         return ConvProblem(**self._sizes)
 
     @cached_property

@@ -164,7 +164,7 @@ def _filled(kernel: Any, problem: ConvProblem, a: Any, b: Any, out: Any, *thread
 
 
 def _backward(call: Callable[[], Any], wanted: Any, head: Any) -> Calls:
-    """Return a call that computes an MXNet operator's gradient of one array; the forward pass is not timed."""
+    """Return a call that computes an MXNet operator's gradient to one array; the forward pass is not timed."""
     import mxnet as mx
 
     from ece408_op.plugin import bridge

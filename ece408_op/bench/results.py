@@ -171,7 +171,7 @@ def mean_and_least(ratios: Iterable[float | None]) -> tuple[float, float] | None
 
 
 def write(path: Path, results: Results) -> None:
-    """Replace the file by the results; raises OSError if it cannot be written."""
+    """Replace the file with the results; raises OSError if it cannot be written."""
     write_text(path, as_text(results))
 
 

@@ -182,8 +182,8 @@ def replace_convolution(
         warn: print one line on stderr if some of the new nodes are expected to be slower than MXNet's Convolution.
 
     Raises:
-        GraphError: a weight's shape does not fit its layer, arg_params has values that are not arrays, or the symbol
-            cannot be written as JSON.
+        GraphError: a weight's shape does not fit its layer, arg_params is not a dictionary of arrays by name, or the
+            symbol cannot be written as JSON.
         ProblemError: impl, device, precision or where is unknown.
     """
     options = checked_options(impl, device, precision, where)
@@ -242,7 +242,7 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
 def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: Attributes) -> bool:
     """Return whether ``New`` is expected to be slower than MXNet's own Convolution with a weight of this shape.
 
-    False if the shape is not known: () or with sizes of 0. attributes: the Convolution's, as text or values.
+    False if the shape is not known: () or with sizes of 0 or -1. attributes: the Convolution's, as text or values.
     """
     device = options.device or dispatch.device_of(options.impl, "cpu")
     groups = int(attributes.get("num_group", 1))

@@ -166,7 +166,8 @@ def queue_backward(
         target.set(array)
     _, gradients = graph.launch(rank)
     if rank.group.communicator:
-        # No thread waits for this pass before the next call on these GPUs. If one fails, ``watch`` aborts NCCL.
+        # No thread waits for this pass before the next call on these GPUs. If a GPU fails meanwhile, ``watch`` aborts
+        # the communicator.
         rank.group.communicator.watch(rank.gpu.stream.record())
     return QueuedBackward(kind, given, gradients)
 

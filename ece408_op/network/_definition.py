@@ -164,7 +164,7 @@ class Operator:
     def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
         """Fill ``out`` as in training, and return the data that ``gradients`` needs besides inputs and output.
 
-        seed: a number for the random numbers, which differs from call to call.
+        seed: the seed of the random numbers, different in each call.
         """
         self.compute(arrays, inputs, out)
 
@@ -185,7 +185,7 @@ class Operator:
         return self.inputs
 
     def input_names(self, count: int) -> tuple[str, ...]:
-        """Return the name of each of a node's inputs; raises Unsupported if the operator does not have ``count``."""
+        """Return the names of a node's inputs; raises Unsupported if the operator does not have ``count`` inputs."""
         names = self.inputs * count if self.variadic else self.used_inputs()
         if len(names) != count:
             raise Unsupported(f"expected {len(names)} inputs, {', '.join(names)}; got {count}")

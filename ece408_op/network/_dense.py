@@ -155,8 +155,8 @@ def is_profitable(rows: int, columns: int, length: int, chip: Chip) -> bool:
 class SplitFullyConnected(BlasFullyConnected):
     """FullyConnected in split precision, or in float32 by cuBLAS.
 
-    cuBLAS computes it if the range of the weights is too wide for split precision, if the weights are no parameters, or
-    if the input is not aligned to 16 bytes.
+    cuBLAS computes it if the range of the weights is too wide for split precision, if the weights are not
+    parameters, or if the input is not aligned to 16 bytes.
     """
 
     def __init__(self, node: Node, rows: int, length: int, device: int, chip: Chip) -> None:

@@ -108,7 +108,8 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
     """Return the nodes that compute split activations, each with a mapping from its activation inputs to values.
 
     The node reads those values instead: an input that is a view is replaced by the value before the view, if both have
-    the same shape or the reader is a FullyConnected that flattens. The mapping is empty for SplitUse.FROM_FLOAT32.
+    the same shape or the reader is a FullyConnected that flattens. The mapping is empty for SplitUse.FROM_FLOAT32,
+    unless an input is a split activation anyway.
     """
     found: dict[int, dict[int, int]] = {}
     for value, node in network.operators:

@@ -51,7 +51,7 @@ class Deferred(NamedTuple):
 #: The parameters' addresses are no keys, because a KVStore updates its own copies of the parameters. One dictionary for
 #: all networks, since one update may be for several.
 pending: OrderedDict[int, tuple[int, Deferred]] = OrderedDict()
-#: Gradients of older passes than this many are dropped, so that networks without updates do not fill the GPU's memory.
+#: The number of latest passes whose gradients are kept, so that networks without updates do not fill the GPU's memory.
 MOST_PASSES = 64
 _passes = itertools.count()
 #: Held to change ``pending``.

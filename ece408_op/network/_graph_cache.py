@@ -165,7 +165,7 @@ class GraphCache:
         return graphs.user() if graphs else None
 
     def take(self, shapes: Hashable, gpus: Sequence[Gpu]) -> Graphs | None:
-        """Return the graphs for data of these shapes; None unless the last step had these shapes too.
+        """Return the graphs for data of these shapes, which two steps in a row with them make; None before that.
 
         Also None while a forward pass uses the graphs' memory, and after a failed capture.
         """

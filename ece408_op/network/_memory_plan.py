@@ -25,7 +25,7 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The places of all values in memory.
+    """The memory offsets of all values.
 
     shapes: those of all values. offsets: byte offsets in the block, of the values in it. given: for data, a parameter
     or a view of one, the variable's number. scratch: byte offsets of nodes' scratch memory. bytes: the block's size.

@@ -176,8 +176,8 @@ def _inferred(text: str, data: tuple[tuple[int, Shape], ...]) -> list[Shape]:
 
         got = ", ".join(str(shape) for _, shape in data)
         try:
-            # np_shape makes MXNet take a length of 0 and a shape () as known also for operators outside mx.np.
-            # infer_shape would print its arguments on failure.
+            # By default, MXNet's older operators read a length of 0 and a shape () as unknown; np_shape makes them
+            # known. Not infer_shape, which prints its arguments on failure.
             with mx.util.np_shape(True):
                 _, shapes, _ = _symbol(text)._infer_shape_impl(False, **{f"value{n}": shape for n, shape in data})
         except mx.MXNetError as error:

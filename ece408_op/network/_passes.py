@@ -39,7 +39,7 @@ DERIVATIVES = {
     "softrelu": "(-expm1f(-(y)))",
     "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
 }
-#: The most windows, and the most elements, that a thread of a pooling's gradient computes in a patch.
+#: The limit of the windows over a patch, and of a patch's elements, which one thread of a pooling's gradient computes.
 _WRITTEN = 16
 #: The names of a pooling's sizes in pooling.cu.
 _POOL_SIZES = (

@@ -1,4 +1,4 @@
-"""A network for one batch size: each node's computation, the values' places in memory, and the calls in order."""
+"""A network for one batch size: each node's computation, the values' memory offsets, and the calls in order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Copy in, compute and copy out once on a GPU: a pass of a training step, or an update.
 
-The whole batch is one chunk of the copy pipeline.
+All data of a step is one chunk of the copy pipeline.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def step(
     allocated all memory. graph: a CUDA graph that captures or repeats the computation. cached: returns for a large
     input a CuPy array on any GPU that is copied instead, or None. pinned: by role, whether each input or output is in
     pinned memory. meanwhile: functions to call while the GPU computes. then: queues work behind the computation, takes
-    the result and returns the final one. first: compile the kernels that ``compute`` launches ahead, in parallel.
+    the result and returns the final one. first: compile in parallel, before ``compute`` runs, the kernels that it
+    launches; ignored with ``graph``.
     """
     packing, out_packing = map(packing_of, (inputs, outputs))
     large, targets = packing.large(inputs), out_packing.large(outputs)

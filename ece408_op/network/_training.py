@@ -1,7 +1,7 @@
 """A network's forward and backward pass in training: every value is saved, and gradients are computed in reverse order.
 
-This is reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). Values never share memory, so
-each operator's gradient can read inputs and output. CuPy allocates the memory.
+This is reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). No later value overwrites a
+value's memory, so each operator's gradient can read inputs and output. CuPy allocates the memory.
 """
 
 from __future__ import annotations

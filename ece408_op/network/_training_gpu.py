@@ -1,7 +1,7 @@
 """The computation of a training step's nodes on the GPU.
 
-The package's kernels compute convolutions and their gradients, ``pooling.cu`` and ``training.cu`` pooling, BatchNorm
-and activations, and the operators' own methods with CuPy and cuBLAS all others.
+The package's kernels compute convolutions and their gradients. ``pooling.cu`` and ``training.cu`` compute pooling,
+BatchNorm and the gradients of activations. The operators' own methods compute all others with CuPy and cuBLAS.
 """
 
 from __future__ import annotations

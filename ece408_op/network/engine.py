@@ -249,7 +249,7 @@ class Engine:
         return ChunkedBatch(chunks, [small] * len(chunks))
 
     def _batch(self, images: int, data: dict[str, Shape]) -> Batch:
-        """Return a batch size's schedule and memory, after a first run, which compiles the kernels and is not timed."""
+        """Return a batch size's schedule and memory, with kernels compiled and run once: no first run is timed."""
         with self.gpu.stream:
             batch = Batch(self.network, self.chooser, self.gpu, images, data, images == next(iter(data.values()))[0])
             given = self.given(batch.data[0])

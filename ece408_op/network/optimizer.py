@@ -136,8 +136,8 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
 
     Raises:
         ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), parameters of one call share
-            memory, or a state is not this class's. If a gradient on a GPU was changed or already used, the next wait
-            for a parameter raises, and all parameters are unchanged.
+            memory, or a state is not this class's. If a gradient on a GPU was changed or already used, a wait for the
+            first parameter raises it, and all parameters are unchanged.
         DeviceError: a GPU fails; raised by a wait for the first parameter. If the GPU lacked memory, its parameters and
             states are unchanged; otherwise they may be partly updated: load a checkpoint. Those of other GPUs may be
             updated.

@@ -6,8 +6,8 @@
 //
 // Restrictions: float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
-//     affine   CHANNELS; INNER: elements per channel of one image; SHIFTED: add a shift; SCALED: and multiply by a
-//              scale before; RESIDUAL: add an array
+//     affine   CHANNELS; INNER: elements per channel of one image; SHIFTED: add a shift; SCALED (only with SHIFTED):
+//              multiply by a scale first; RESIDUAL: add an array
 //     border   H W PAD_ROWS PAD_COLUMNS
 //     softmax  N: elements per row; LOGARITHM: compute the logarithm of the softmax
 

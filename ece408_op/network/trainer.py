@@ -76,7 +76,7 @@ class Trainer:
         The arrays are C-contiguous float32, in the network's order, and states by number; outputs share no memory with
         the others. Parameters are views of MXNet's memory. pinned: whether each array of data is pinned. labels:
         returns the labels, in the network's order. meanwhile: functions to call while the GPU computes. Raises
-        DeviceError, with the GPU's number, if a GPU fails or lacks memory, and if there are several GPUs without NCCL.
+        DeviceError, with the GPU's number, if a GPU fails or lacks memory, and if NCCL is missing for several GPUs.
         Raises ProblemError if several GPUs are to share the batch of a network that, BatchNorm aside, does not compute
         each image by itself.
         """

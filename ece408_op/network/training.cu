@@ -168,7 +168,7 @@ struct Row {
 };
 
 // MXNet's SGD with momentum, and Adam (Kingma and Ba, 2015). blockIdx.y selects the parameter. beta1 is the momentum
-// for SGD. rest1 and rest2 are 1 - beta1 and 1 - beta2, rounded once: 1.f - 0.999f has a relative error of 5e-5.
+// for SGD. rest1 and rest2 are 1 - beta1 and 1 - beta2, rounded once: 1.f - 0.999f has a relative error of 1.3e-5.
 extern "C" __global__ void update(const Row *rows, float scale, float clip, float beta1, float beta2, float rest1,
                                   float rest2, float epsilon) {
     const Row row = rows[blockIdx.y];

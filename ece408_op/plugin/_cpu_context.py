@@ -65,7 +65,7 @@ def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
 
 
 def _share_images(work: Callable[[slice], None], images: int, threads: int) -> None:
-    """Call ``work`` on equal slices of the images, one per thread, on at most ``threads`` threads."""
+    """Call ``work`` on slices of about equal size of the images, one per thread, on at most ``threads`` threads."""
     threads = min(threads, images)
     edges = [images * part // threads for part in range(threads + 1)]
     parallel_for(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)

@@ -27,7 +27,7 @@ _SHORT_INTERVAL = 1e-4
 
 @cache
 def connect() -> None:
-    """Register the operator, and patch MXNet for it (see each module); only once, also if the package is reloaded."""
+    """Register the operator, and patch MXNet for it (see each module); only once, also after a reload of MXNet."""
     mxnet_errors.install()
     _accept_absent_arrays()
     operator.register()

@@ -109,7 +109,7 @@ class Deletable:
 
 
 class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
-    """A Custom operator on dense arrays. ``mxnet_errors`` has to report the errors of its methods."""
+    """A Custom operator on dense arrays; ``mxnet_errors.reported_with_outputs`` must decorate forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,9 +4,10 @@
    microseconds, for a kernel that takes 10 or 20. So a small call waits for its inputs and computes in the caller's
    thread. All other calls go through the engine: calls with ``out=`` (the array may have pending readers), calls
    recorded by autograd, large calls (they should overlap with other work), empty batches, and wrong calls, so that
-   their errors are MXNet's. So do all calls while other threads exist: another thread may write an input meanwhile, or
-   pass the weight to a built-in Convolution, which changes its layout. A Convolution queued earlier begins before the
-   weight's reorder: see ``default_layout.reorder``. MXNet's profiler does not see calls on the fast path.
+   all errors are reported in the same way. So do all calls while other threads exist: another thread may write an
+   input meanwhile, or pass the weight to a built-in Convolution, which changes its layout. A Convolution queued
+   earlier begins before the weight's reorder: see ``default_layout.reorder``. MXNet's profiler does not see calls on
+   the fast path.
 2. An output from the output pool (``output_pool``), for a large call on the CPU. It is passed as ``out=``; only the
    origin of its memory differs from MXNet's own arrays. Calls with ``out=``, recorded calls and wrong calls skip this
    step.
@@ -49,7 +50,7 @@ def install() -> None:
 
 
 def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute a call of this package's operators in the steps above; pass other operators' calls to ``custom``."""
+    """Do the steps above for this package's operators; call MXNet's ``custom`` directly for all other operators."""
     op_type, out = kwargs.get("op_type"), kwargs.get("out")
     if op_type not in (OP_TYPE, NETWORK):
         return custom(*data, **kwargs)

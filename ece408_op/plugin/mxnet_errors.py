@@ -63,7 +63,7 @@ def reported_at_once(method: Method) -> Method:
 
 
 def reported_with_outputs(method: Method) -> Method:
-    """Decorate ``forward`` or ``backward``, so that a wait for an array that it writes raises its failure's reason."""
+    """Decorate ``forward`` or ``backward``: on failure, a wait for the first array that it writes raises the reason."""
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> None:

@@ -1,10 +1,10 @@
-"""col2im: data gradients as one matrix product, whose rows are then added to the pixels of their windows.
+"""col2im: data gradients as one matrix product, whose columns are then added to the pixels of their windows.
 
     columns (C*K*L, OH*OW)  =  w as (M, C*K*L) transposed  times  y[b] as (M, OH*OW)
     x[b][c][i S + p D - P][j S + q D - P]  +=  columns[c, p, q][i, j]            S stride, D dilation, P padding
 
 The product is a convolution of y with C*K*L filters of 1 x 1, by ``direct``. No product with a padding zero is
-computed, and even a layer of one channel has a column per filter element, which fill the register tiles.
+computed, and even for a layer of one channel the product has a row per filter element, enough to fill register tiles.
 
 Arithmetic intensity: 2*M FLOP per element of columns, which is written once and read once, in L2 for small layers.
 Memory: the columns have K*L times as many elements as y has pixels, which limits layers of many channels.

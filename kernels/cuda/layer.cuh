@@ -1,5 +1,6 @@
-// layer: the sizes and types of a layer. The host puts this file before a kernel's sources. Only the kernels of split
-// precision for wide layers do without it: recompute.cuh and wide_tile.cuh define these names, with C and M of a group.
+// layer: the sizes and types of a layer. The host puts this file before a kernel's sources. The split-precision kernels
+// for wide layers do without it: recompute.cuh and wide_tile.cuh define these names, with C and M of a group. So does
+// split_passes.cu, which defines the names that it uses.
 //
 // Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L
 // taps, G groups. The plan #defines these sizes, so each layer has its own binary. The batch B is an argument, so one

@@ -16,7 +16,10 @@ def odd_vectors(floats: int) -> int:
 
 
 def step_cycles(compute: float, copied: float, stages: int) -> float:
-    """Return the predicted cycles of a pipeline step: the most of its arithmetic, its copies and their hidden latency.
+    """Return the predicted cycles of a pipeline step: the longest of arithmetic, copying and waiting for its copies.
+
+    A step's copies arrive after the copying and the latency, spread over ``stages`` - 1 steps. A fifth of the shorter
+    of arithmetic and copying is added.
 
     Args:
         compute: the cycles of the arithmetic.

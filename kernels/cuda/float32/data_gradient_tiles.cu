@@ -29,8 +29,8 @@ constexpr int TOP = K - 1 - PAD_H, LEFT = L - 1 - PAD_W;          // zeros above
 constexpr int SHIFT = (4 - LEFT % 4) % 4;                         // moves y to whole vectors
 constexpr int ROW_FLOATS = (SHIFT + COLUMNS + L - 1 + 3) / 4 * 4;  // a row of a thread's window, in whole vectors
 constexpr int PITCH = Config::pitch, MAP_ROWS = Config::map_rows, MAP_FLOATS = MAP_ROWS * PITCH;
-// Floats from one image to the next, such that in shared memory an image begins in the bank after the previous image's
-// row.
+// Floats from one image to the next. Neighbouring threads go on from a row of one image to the same row of the next
+// image: with this pitch, the latter begins in the bank after the former's last.
 constexpr int IMAGE_FLOATS = STEP_FILTERS * MAP_FLOATS;
 constexpr int IMAGE_PITCH = IMAGE_FLOATS + (TILES_IN_ROW * COLUMNS % 32 + 32 - IMAGE_FLOATS % 32) % 32;
 constexpr int STAGE_FLOATS = IMAGES * IMAGE_PITCH;

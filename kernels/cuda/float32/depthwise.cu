@@ -26,7 +26,8 @@ constexpr int MAP_H = DATA ? H : OH, MAP_W = DATA ? W : OW, ROW_TILES = (MAP_H +
 constexpr index_t SOURCE_MAP = index_t(SOURCE_H) * SOURCE_W, MAP = index_t(MAP_H) * MAP_W;
 constexpr int TILES = ROW_TILES * MAP_W;  // work items of one map
 
-// The sample row, relative to the tile's first row, that row r of the tile needs for tap row p.
+// The row of the sample that row r of the tile needs for tap row p. It is counted from the sample of r = 0, p = 0: in
+// rows of the sampled map or, for a data gradient, in rows of x (before the division by STRIDE_H).
 __device__ constexpr int sample_row(int r, int p) { return DATA ? r - p * DILATE_H : r * STRIDE_H + p * DILATE_H; }
 constexpr int FIRST_SAMPLE = DATA ? -(K - 1) * DILATE_H : 0;
 constexpr int LAST_SAMPLE = DATA ? ROWS - 1 : (ROWS - 1) * STRIDE_H + (K - 1) * DILATE_H;

@@ -5,7 +5,7 @@
 //     y row i        [ . . . 4 outputs . . . ]             of FILTERS filters, read from shared memory as vectors
 //     x row i + p    [ . . . 4 + L - 1 pixels . . ]        a window in registers that slides by 4 pixels
 //
-// w and y are the gradients of the filters and of the output; L is a filter's columns. A thread has the sums of FILTERS
+// w and y are the gradients to the filters and to the output; L is a filter's columns. A thread has the sums of FILTERS
 // filters, one channel and one filter row p, FILTERS x L of them; C x K x FILTER_GROUPS threads have all sums of the
 // layer, so one block reads an image once. A block has SLICES such sets of threads, each for other output rows. It goes
 // through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1

@@ -25,7 +25,7 @@ _MOST_PATTERNS = 5
 _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
 #: The factor by which loads are slower without staging if a tile is a part of an image: its contiguous runs are short.
 _SHORT_RUNS = 5
-#: Public names that are not in the sources' Config: they are no numbers, or only this package reads them.
+#: Public names that are not in the sources' Config: they are not numbers, or only this package reads them.
 _NOT_IN_CONFIG = {
     *("layer", "stage", "taps", "config", "defines", "choices", "name", "summary", "sources", "features"),
     *("milliseconds", "threads", "positions"),
@@ -137,7 +137,8 @@ class Tile:
     def milliseconds(self) -> float:
         """The predicted time per image on an H200: that of the math warps or the producers, whichever take longer.
 
-        The model ignores bank conflicts. ``split_precision`` adds the launches' latency and the layer's memory traffic.
+        The model ignores bank conflicts and the latency of reads; ``core.tuning`` scales it by measured times.
+        ``split_precision`` adds the launches' latency and the layer's memory traffic.
         """
         columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
         positions = self.units // self.column_groups * self.unit_positions

@@ -217,7 +217,7 @@ def fp16x3_bound(products: int, additions: int, low_products: int) -> float:
     Args:
         products: the reduction length.
         additions: the additions in float32 per output.
-        low_products: the low products between two promotions.
+        low_products: the most low products in one sum: up to its promotion or, where it is never promoted, all of them.
     """
     sums = min(products, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
     return (4 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + 2 * low_products * 2.0**-32

@@ -4,7 +4,7 @@
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
 //                  \____ producer warps ____/        \_________________ math warps _________________/
 //
-// Filters that fit neither shared memory nor registers (no filters_in_shared) are read from L2 in every unit.
+// In mma_sync.cu and one_channel.cu, filters that fit neither shared memory nor registers are read from L2 per unit.
 //
 // A block is persistent: it computes one tile after another. A tile is `tile_lines` whole lines of positions in each of
 // `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer
@@ -66,7 +66,7 @@ constexpr int INPUT_BUFFERS = Config::input_buffers;  // tiles whose input is st
 
 // Named barriers: of the producers; of a warpgroup (one per warpgroup); of all math warps.
 constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
-// mbarriers: two of each kind, and the index of the first. prepare_tables has the arrivals that complete a phase.
+// mbarriers, two of each kind: a constant is the index of the first. prepare_tables has the arrivals per phase.
 constexpr int FULL = 0, EMPTY = FULL + STAGES;       // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
 constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the TMA unit stores

@@ -51,7 +51,7 @@ def multiply(
 
     The first program reads x (rows, length), w (columns, length) and, with ``bias``, bias (columns,), all float32, and
     split_w and w_exponents (columns,) of int32; it fills y (rows, columns). The second reads w and fills split_w and
-    w_exponents. If any exponent is UNSPLITTABLE, the first program's results are wrong.
+    w_exponents. Where an exponent is UNSPLITTABLE, the first program's results in that column of y are wrong.
 
     Args:
         activation: a CUDA expression of a float v, which is applied last.

@@ -50,11 +50,12 @@ constexpr bool PREPARES_LATE = !Config::ping_pong && (COMPONENTS == 1 || Config:
 // All of a block's work: producer and consumers loop over its tiles. Per tile, a consumer calls
 // epilogue.prepare(staging, tile, consumer), and later epilogue.store(sums, staging, tile, consumer, outputs) with the
 // sums of its share. Ping-pong consumers take turns: each issues its products after the previous consumer has issued
-// its last, so that the epilogue of one overlaps the products of the others. The order also completes a stage's previous
-// phase before a consumer waits for the parity of the next phase.
+// its last, so that the epilogue of one overlaps the products of the others. The order also makes sure that a stage's
+// previous phase is complete before a consumer waits for the next: until then, a wait for the next phase's parity
+// would return at once.
 template <typename Epilogue>
 __device__ __forceinline__ void run_block(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
-                                              const TensorMap &w_low, int images, const Epilogue &epilogue) {
+                                          const TensorMap &w_low, int images, const Epilogue &epilogue) {
     extern __shared__ __align__(16) unsigned char memory[];
     const Pipeline pipeline(memory);
     pipeline.init(1);

@@ -76,7 +76,8 @@ __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Store 16 bytes if `condition` holds. A predicated instruction: into a branch, the compiler could move earlier code.
+// Store 16 bytes if `condition` holds. A predicated instruction, because the compiler could move earlier
+// code into a branch.
 __device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 &value) {
     asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.u32 [%1], {%2, %3, %4, %5};}"
                  ::"r"(int(condition)), "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");

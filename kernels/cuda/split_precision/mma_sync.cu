@@ -16,7 +16,7 @@
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), with C K K rounded up to 16 and
 // the GEMM columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last
 // layer. Shared-memory reads limit it: the filters once per unit, the positions once per column group. Restriction:
-// sm_80. See "Warp level matrix instructions" in the PTX ISA.
+// sm_80 or newer. See "Warp level matrix instructions" in the PTX ISA.
 
 constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
 constexpr int M_TILES = Config::m_tiles;

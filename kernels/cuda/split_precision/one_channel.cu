@@ -11,8 +11,8 @@
 // filter moved right by one. Outputs need no staging: a lane's four sums are one 16-byte store, and the eight lanes of
 // a filter store 128 contiguous bytes.
 //
-// The words of 16 m_tiles positions stay in registers while a warp goes through the filters, which are in shared
-// memory, with filters_in_registers in the warp's registers, or, where they fit neither, in L2.
+// The words of 16 m_tiles positions stay in registers while a warp goes through the filters. These are in the warp's
+// registers (filters_in_registers), in shared memory (filters_in_shared) or, if they fit neither, in L2.
 //
 // Config of the first layer of the course's 2018 fall, on an H200: tile_images 1, tile_lines 66, k_steps 4,
 // column_tiles 3, m_tiles 1, math_warps 8, producer_warps 4, filters_in_registers, store_floats 4, copy_floats 4.

@@ -45,7 +45,8 @@ struct Range {
         const bool close = any_spread || smallest + 1 >= unsigned(max(top - spread, 1)) << 23;
         return largest == 0 || (top < 255 && wanted <= MAX_EXPONENT && close) ? wanted : UNSPLITTABLE;
     }
-    // The same exponent, but for any other values: at most MAX_EXPONENT, and 0 with an infinity or a NaN.
+    // The exponent of the largest value, whatever the other values are: at most MAX_EXPONENT; 0 with an infinity or a
+    // NaN.
     __device__ __forceinline__ int largest_exponent() const {
         const int top = largest >> 23;
         return largest == 0 || top == 255 ? 0 : min(SCALED_TOP - top, MAX_EXPONENT);

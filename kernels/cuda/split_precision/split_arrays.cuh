@@ -3,8 +3,9 @@
 //     x   [component][image][pixel][channel] of fp16, a pixel's channels padded with zeros to a multiple of eight
 //     its scales, per image: a power of two, and the largest magnitude of the image, or a number above it
 //
-// A value takes four bytes, like a float32. It errs by 2^-22 of itself or 2^-51 of 2^(15 - exponent), whichever is
-// more. Kernels read and write eight channels of a pixel at a time, 16 bytes of each component.
+// A value takes four bytes with two components, like a float32, and two bytes with one. With two components it errs by
+// 2^-22 of itself or 2^-51 of 2^(15 - exponent), whichever is more. Kernels read and write eight channels of a
+// pixel at a time, 16 bytes of each component.
 
 constexpr int COMPONENTS = Config::components;  // 2: high and low (fp16x3); 1: high (fp16x1)
 

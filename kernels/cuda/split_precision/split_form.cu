@@ -4,7 +4,7 @@
 // of y must be known before y is computed, so it follows from an upper limit of |y|: (the largest |x|) (the largest sum
 // of a filter's |w|) + (the largest |bias|) + (the largest |residual|). The epilogue finds the true largest |y| while
 // it stores y, for the next layer's limit. If an image has an infinity or a NaN, the warps that store its pixels
-// compute them in float32; if a filter has one, they compute all pixels so.
+// compute them in float32; if a filter has one, they compute all pixels in float32.
 //
 //     sums in registers --x 1 / scales, + bias, + residual, activation, x y's scale--> [ y high | y low ]
 //         --shared memory: lanes of an mma's layout to lanes of neighbouring filters--> y, NHWC, split
@@ -53,7 +53,7 @@ struct OutputPixel {
 
 // Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component at a
 // time, go through shared memory, so that neighbouring lanes store neighbouring units of eight filters; the residual
-// takes the same way back. If Config::buffers (the number of buffers per warp) is not 0, the TMA unit stores the
+// takes the same path in reverse. If Config::buffers (the number of buffers per warp) is not 0, the TMA unit stores the
 // outputs of all 16 pixels instead, from rows swizzled over their own width. With two components, or a residual, TMA
 // stores took longer; `ece408-bench layers --split-form` times them.
 constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;

@@ -59,7 +59,8 @@ _MEASURED_TILES = 6
 _FEWEST_BLOCKS = 10
 #: The most bands per image with which ``implicit_gemm`` was faster than other kernels; bands load some rows twice.
 _MOST_BANDS = 4
-#: The most images per launch: each takes 8 bytes of scratch memory. The most pixels that recompute_images can count.
+#: The most images per launch: each takes 8 bytes of scratch memory. An image must have fewer pixels than _MOST_PIXELS,
+#: because recompute_images counts them.
 _MOST_IMAGES, _MOST_PIXELS = 1 << 24, 1 << 30
 #: The fewest filters of a padded convolution or a gradient: with fewer, most GEMM columns are empty.
 _FEWEST_FILTERS = 4

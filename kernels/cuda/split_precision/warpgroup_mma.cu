@@ -34,8 +34,8 @@
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
 // per tile, and y once. The course's last layer (12 x 33 x 33, 24 filters of 7 x 7) has 168 FLOP per byte; an H200
 // balances at 69, a third of its fp16 rate over its memory's. What limits it: shared memory and tensor cores together,
-// and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps that are
-// read (ALL_STEPS), which the compiler writes out; at most 24 k-steps where they do not go by row
+// and the registers that hold the sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 A fragments per
+// unit (ALL_STEPS), because the loop over them is unrolled; at most 24 k-steps if they do not go row by row
 // (_candidate_tiles.py). See "Asynchronous warpgroup level matrix instructions" in the PTX ISA, and CUTLASS's
 // persistent cooperative kernels.
 
@@ -57,9 +57,10 @@ struct Accumulators {
     float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? COMPONENT_SUMS : 1] = {};
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
-    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites row 0: from
-    // zeros, the compiler would wait for all products (ptxas C7517). The other rows start from zeros: overwriting them
-    // serializes all products for want of registers (C7512).
+    // k-step of row 0; that of each further row lies `row_step` before it. A unit's first k-step overwrites the sums of
+    // row 0: if they began as zeros, the compiler would add a wait for all products (ptxas C7517). The sums of the
+    // other rows do begin as zeros: if they were overwritten too, it would serialize all products for want of
+    // registers (C7512).
     __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int row_step,
                                                    bool overwrite) {
         wgmma_fence();
@@ -214,8 +215,8 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
 }
 
 // ---- Epilogue, first half: rescale the sums and write them to the staging area. On entry all products are complete,
-// and all threads of the warpgroup have stored the staged outputs of the last unit. On exit a named barrier must follow
-// before they read the staging area.
+// and all threads of the warpgroup have stored the previous unit's outputs. The caller must synchronise the warpgroup
+// (a named barrier) before any thread reads the staging area.
 __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
                                              int exponent, int first_column_tile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;

@@ -23,8 +23,8 @@ constexpr int GROUP_FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile
 constexpr int FILTER_TILES = Config::groups * GROUP_FILTER_TILES;
 // dense.cu's sums are long, so a larger spread is harmless: a value 2^36 below the largest errs by 2^-50 of that.
 constexpr int SPREAD = Config::dense ? 36 : MAX_SPREAD;
-// The largest magnitude of x's exponent in kernels that undo it before they undo the filter's: between the two, a sum is
-// at most C 2^(30 - exponent), which may reach 2^127. At most 90, so that small sums are no denormal numbers.
+// The largest magnitude of x's exponent in kernels that undo it before they undo the filter's: between the two, a sum
+// is at most C 2^(30 - exponent), which may reach 2^127. At most 90, so that small sums are no denormal numbers.
 __device__ constexpr int ceil_log2(int n) { return n > 1 ? 1 + ceil_log2((n + 1) / 2) : 0; }
 constexpr int LARGEST_EXPONENT = 97 - ceil_log2(C > 128 ? C : 128);
 constexpr int RESIDENT_BYTES = Config::resident ? K_TILES * COMPONENTS * FILTER_BYTES : 0;

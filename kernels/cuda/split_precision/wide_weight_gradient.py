@@ -50,7 +50,7 @@ def _best_tile(own: Convolution) -> tuple[int, int, int]:
 
 
 def _partial_bytes(own: Convolution, blocks: int) -> int:
-    """Return the bytes of all partial sums; that of a block and a tile is at index block + tile."""
+    """Return the bytes of all partial sums; the sums of one block for one tile are at index block + tile."""
     units, filters, tiles = _best_tile(own)
     return ITEM_BYTES * (blocks + tiles - 1) * units * _BLOCK * filters
 
