@@ -171,7 +171,7 @@ class _Device:
         pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        """Copy the remaining inputs, of which the last is pinned, compute, and copy the outputs.
+        """Copy the remaining inputs (the last is pinned), compute, and copy the outputs.
 
         pinned: whether each output is in pinned memory. Copies to pinned memory are queued right behind the computation
         on one stream, without a staging buffer or thread.

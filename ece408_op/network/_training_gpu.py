@@ -122,7 +122,7 @@ class GpuOperators(GpuArrays):
     def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
         """Return the partial sums of x and of x (y - center), (parts, 2, channels) float64, for x (n, channels, m).
 
-        relu: if x is the gradient to a BatchNorm's relu, the BatchNorm's factors, by which the kernel masks x.
+        relu: if x is the gradient to a BatchNorm's relu, the BatchNorm's factors, with which the kernel masks x.
         """
         n, channels, inner = x.shape
         parts = min(n, ceil_div(_FILLING, channels))

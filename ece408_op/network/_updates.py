@@ -17,7 +17,7 @@ _UPDATE_BLOCKS = 64
 
 
 class Update(NamedTuple):
-    """One parameter's update: CuPy float32 arrays of one shape, of which parameter and states change.
+    """One parameter's update: CuPy float32 arrays of one shape. The parameter and its states change.
 
     rate: the learning rate. decay: the weight decay's factor.
     """

@@ -14,7 +14,7 @@ fast_custom_op    fast calls of a Custom operator with hundreds of arrays
 pinned_arguments  pinned memory for the arguments that executors copy at each call
 array_version     MXNet's count of writes to an array
 mxnet_errors      brings the reason of an error inside an operator to the caller
-interrupts        puts Ctrl-C off while MXNet calls back
+interrupts        defers Ctrl-C while MXNet calls back
 op_times          ``op_times``: one entry per call
 host_context      a GPU for arrays in host memory
 """

@@ -48,7 +48,7 @@ def call_array(handle: int) -> CallArray:
 
 
 class Deleting:
-    """The threads in a callback by which MXNet deletes an operator; such a thread holds a lock of MXNet's meanwhile."""
+    """The threads that run MXNet's delete callback of an operator; each holds a lock of MXNet's meanwhile."""
 
     def __init__(self) -> None:
         self._threads = list[int]()

@@ -40,7 +40,7 @@ MOST_BYTES = {"cpu": 2_000_000, "gpu": 100_000_000}
 def install() -> None:
     """Replace nd.Custom in all modules of MXNet; once per process."""
     custom = mx.nd.Custom
-    uninterrupted = interrupts.after_interrupts(custom)
+    uninterrupted = interrupts.with_deferred_interrupts(custom)
 
     @functools.wraps(custom)
     def wrapped(*data: Any, **kwargs: Any) -> Any:

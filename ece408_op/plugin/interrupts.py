@@ -1,6 +1,7 @@
-"""Ctrl-C while MXNet calls back into Python: a KeyboardInterrupt in a callback of its library would end the process.
+"""Ctrl-C while MXNet's library calls back into Python: a KeyboardInterrupt in a callback would end the process.
 
-It is raised after the call instead; Python cannot interrupt a C function either.
+KeyboardInterrupt is raised after the library's call instead, as Python does for Ctrl-C during any C function. Commands
+have a handler of their own (``ece408_op.commands``), which this module leaves alone.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _CALLING_BACK = (
 
 
 def install() -> None:
-    """Wrap those functions; once per process."""
+    """Wrap the functions above; once per process."""
     for name in _CALLING_BACK:
-        setattr(mx.base._LIB, name, after_interrupts(getattr(mx.base._LIB, name)))
+        setattr(mx.base._LIB, name, with_deferred_interrupts(getattr(mx.base._LIB, name)))
 
 
-def after_interrupts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with Ctrl-C put off to its end, if Ctrl-C raises KeyboardInterrupt in this thread."""
+def with_deferred_interrupts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with Ctrl-C deferred to its end, if Ctrl-C raises KeyboardInterrupt in this thread."""
 
     @functools.wraps(function, assigned=("__name__",))
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ def as_page(asked: Namespace, runs: Runs) -> str:
     shown = {
         "on_cpu": "m2" in milestones,
         "on_gpu": bool({"m3", "m4"} & milestones),
-        # The machine's table and the end of the page have the advice that is cut off here.
+        # The machine's table and the end of the page have the advice that this line omits.
         "no_gpu": no_gpu and no_gpu.split(": use ")[0].rstrip("."),
         "milestones": _blocks([_MILESTONES, *_milestones(runs)]),
         "machine": _blocks([["item", "value"], *_facts(runs.facts or {})]),

@@ -74,7 +74,7 @@ _OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: which it reads more slowly than most submissions.
 _QUICK = ("-std=c++14", "-DECE408_GRADE_FEW_HEADERS")
 _NEWER = r"C\+\+ ?17"
-_FATAL = r"(?m)^\S+:\d+:(\d+:)? fatal error:"  # of a header that no option brings
+_FATAL = r"(?m)^\S+:\d+:(\d+:)? fatal error:"  # such as a missing header: no option adds it
 _OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
 _ATTEMPTS = (
     ("", _QUICK),

@@ -1,4 +1,4 @@
-"""im2col_gemm: im2col, then a tiled matrix product; with many images per launch or, like the course's teams, one."""
+"""im2col_gemm: im2col, then a tiled matrix product; with many images per launch or, like the course's students, one."""
 
 from __future__ import annotations
 

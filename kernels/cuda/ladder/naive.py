@@ -1,4 +1,4 @@
-"""naive: the direct convolution, one thread per output, and the first changes that the course's teams made to it."""
+"""naive: the direct convolution, one thread per output, and the first changes that the course's students made to it."""
 
 from __future__ import annotations
 

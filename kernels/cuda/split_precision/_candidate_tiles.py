@@ -20,7 +20,7 @@ from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, Warpgro
 
 #: The alignment in bytes of whole arrays; no kernel needs more.
 ALIGNED = 16
-#: For a long sum, the factor by which a tile with accumulator promotion may be slower than one without it.
+#: For a long sum, the longest time of a tile with accumulator promotion, relative to one without it.
 _PROMOTION_IS_WORTH = 1.09
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.

@@ -23,7 +23,7 @@ _MOST_PATTERNS = 5
 #: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
 #: bytes that producers load, bytes that they split. The fixed milliseconds per tile.
 _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
-#: The factor by which loads are slower without staging if a tile is a part of an image: its contiguous runs are short.
+#: The time of loads without staging, relative to staged loads, if a tile is a part of an image with short runs.
 _SHORT_RUNS = 5
 #: Public names that are not in the sources' Config: they are not numbers, or only this package reads them.
 _NOT_IN_CONFIG = {
