@@ -101,7 +101,7 @@ class Batch:
             self._gpu.stream.synchronize()
             self.seconds = _seconds(self._graph_runs)
             self._shares = np.array([_seconds(one.intervals) / self.seconds for one in self._convolutions])
-            self.taken()
+            self.take()
 
     def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
         """Queue the network's work on the current stream; return its outputs, which the next run overwrites."""
@@ -116,19 +116,19 @@ class Batch:
             self._call(bound, self._held if timed else None)
         return bound.outputs
 
-    def taken(self) -> np.ndarray:
-        """Return the convolutions' seconds since the last call; the GPU has completed all runs.
+    def take(self) -> Callable[[], np.ndarray]:
+        """Take the runs since the last call; return a function that returns the convolutions' seconds in them.
+
+        Call that function when the GPU has completed the runs. It holds none of the GPU's memory.
 
         Events inside a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
         convolution gets the share of that time that ``warm_up`` measured.
         """
-        taken = self._shares * _seconds(self._graph_runs)
-        self._graph_runs.clear()
-        for number, one in enumerate(self._convolutions):
-            if one.intervals:
-                taken[number] += _seconds(one.intervals)
-                one.intervals.clear()
-        return taken
+        shares, runs, self._graph_runs = self._shares, self._graph_runs, []
+        intervals = [one.intervals for one in self._convolutions]
+        for one in self._convolutions:
+            one.intervals = []
+        return lambda: shares * _seconds(runs) + np.array([_seconds(some) for some in intervals])
 
     def _call(self, bound: _Bound, measure: Measure | None) -> None:
         """Queue the work; ``measure`` times each convolution, None does not."""

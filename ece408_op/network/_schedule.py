@@ -67,7 +67,7 @@ class Timed(Computation):
         self._node = node
         #: Times the next runs; None: they are not timed.
         self.measure: Measure | None = None
-        #: The timed runs that ``Batch.taken`` has not read yet.
+        #: The timed runs that ``Batch.take`` has not taken yet.
         self.intervals: list[Interval] = []
 
     def timed(self, convolve: Call) -> Call:

@@ -60,13 +60,19 @@ class ChunkedBatch(NamedTuple):
     chunks: Sequence[Chunk]
     batches: Sequence[Batch]
 
-    def op_times(self, images: int) -> Callable[[], list[op_times.OpTime]]:
-        """Take the convolutions' times since the last call; return a function that makes records of them.
+    def op_times(self, images: int) -> op_times.Later:
+        """Take the times of the convolutions since the last call, for ``images`` images, as records to make later."""
+        taken, records = [batch.take() for batch in set(self.batches)], self.batches[-1].records
 
-        images: the number of images that these times are for.
-        """
-        taken, records = np.sum([batch.taken() for batch in set(self.batches)], axis=0), self.batches[-1].records
-        return lambda: [record(images, seconds) for record, seconds in zip(records, taken)]
+        def made() -> list[op_times.OpTime]:
+            try:
+                with cuda.reported("network"):
+                    seconds = np.sum([one() for one in taken], axis=0)
+            except DeviceError:  # a GPU that has failed since does not tell its times
+                return []
+            return [record(images, float(one)) for record, one in zip(records, seconds)]
+
+        return op_times.Later(made)
 
 
 class Engine:

@@ -195,13 +195,13 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         if all(request == "null" for request in req) and not trainer:
             return
         count = len(self._arguments)
-        arrays = (*in_data[:count], *aux)
-        data = [bridge.cpu_view(arrays[place]) for place in self._data]
+        data = [bridge.cpu_view(in_data[place]) for place in self._data]
         # Drop the last pass, so that this one can use its memory.
         self._before, self._empty = None, any(not array.size for array in data)
         if self._empty:
             return
-        addresses = cache(lambda: bridge.addresses(arrays[place] for place in self._parameters))
+        handles = (*in_data.handles[:count], *aux.handles)
+        addresses = cache(lambda: bridge.addresses_of([handles[place] for place in self._parameters]))
 
         @cache
         def filled() -> tuple[list[np.ndarray], list[np.ndarray]]:

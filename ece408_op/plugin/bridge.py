@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,11 @@ def view_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
 
 def addresses(arrays: Iterable[Any]) -> list[int]:
     """Return the addresses of the memory of non-empty CPU NDArrays; see ``cpu_view``."""
-    handles = [array.handle.value for array in arrays]
+    return addresses_of([array.handle.value for array in arrays])
+
+
+def addresses_of(handles: Sequence[int]) -> list[int]:
+    """Return the addresses of the memory of non-empty CPU NDArrays with these handles."""
     found = np.zeros(len(handles), np.int64)
     calls = np.zeros((len(handles), c_calls.ARGUMENTS), np.int64)
     calls[:, 0] = handles

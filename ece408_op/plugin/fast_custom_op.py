@@ -1,7 +1,8 @@
 """Faster calls of a Custom operator with hundreds of arrays.
 
 For each array of a call, MXNet's Python code makes and frees an NDArray in four microseconds, which adds up to a
-millisecond for ResNet-50. ``FastCustomOp`` replaces MXNet's callbacks by its own, which make cheaper NDArrays.
+millisecond for ResNet-50. ``FastCustomOp`` replaces MXNet's callbacks by its own, which make only the NDArrays that the
+operator reads.
 """
 
 from __future__ import annotations
@@ -32,19 +33,34 @@ _free.argtypes = [ctypes.c_void_p]
 
 
 class CallArray(mx.nd.NDArray):  # type: ignore[misc]
-    """A dense array of a call, which frees its handle when it is deleted."""
+    """A dense array of a call; ``owner``, the call's arrays, frees its handle."""
 
-    __slots__ = ()
+    __slots__ = ("owner",)
+
+    def __del__(self) -> None:
+        """Free nothing."""
+
+
+class CallArrays(Sequence[CallArray]):
+    """Dense arrays of a call, of one tag. ``handles`` are those of MXNet, which are freed with this object."""
+
+    def __init__(self, handles: list[int]) -> None:
+        self.handles = handles
 
     def __del__(self, free: Callable[[Any], int] = _free) -> None:  # at the interpreter's exit, ``_free`` may be gone
-        free(self.handle)
+        for handle in self.handles:
+            free(handle)
 
+    def __len__(self) -> int:
+        return len(self.handles)
 
-def call_array(handle: int) -> CallArray:
-    """Return the NDArray that owns this handle."""
-    array = object.__new__(CallArray)
-    array.handle, array.writable = ctypes.c_void_p(handle), True
-    return array
+    def __getitem__(self, index: Any) -> Any:
+        """Return a new NDArray of a handle, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        array = object.__new__(CallArray)
+        array.handle, array.writable, array.owner = ctypes.c_void_p(self.handles[index]), True, self
+        return array
 
 
 class Deleting:
@@ -117,7 +133,7 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         self._arrays: Any = None
 
     def release(self) -> None:
-        """Free the NDArray objects of the previous call, which are views.
+        """Free the arrays of the previous call, which are views.
 
         That takes MXNet's engine half a millisecond. So the objects stay until the next call, whose method may call
         this while it waits for other work.
@@ -134,9 +150,10 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         """Return the callback for ``method``, forward or backward; filled: the tag of the arrays that it fills."""
 
         def call(count: int, handles: Any, tags: Any, requests: Any, is_train: int, state: Any) -> bool:
-            arrays: dict[str, Any] = {name: [] for name in _TAGS}
+            of_tag: list[list[int]] = [[] for _ in _TAGS]
             for handle, tag in zip(handles[:count], tags[:count]):
-                arrays[_TAGS[tag]].append(call_array(handle))
+                of_tag[tag].append(handle)
+            arrays: dict[str, Any] = {name: CallArrays(some) for name, some in zip(_TAGS, of_tag)}
             req = [_REQUESTS[number] for number in requests[: len(arrays[filled])]]
             if filled == "out_data":
                 del arrays["in_grad"], arrays["out_grad"]
@@ -152,4 +169,4 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
         return call
 
 
-__all__ = ("CallArray", "Deletable", "FastCustomOp", "call_array", "deleting")
+__all__ = ("CallArrays", "Deletable", "FastCustomOp", "deleting")

@@ -49,12 +49,32 @@ class OpTime:
     call_seconds: float = 0.0
 
 
-_calls: deque[OpTime | Callable[[], Sequence[OpTime]]] = deque(maxlen=CAPACITY)
+class Later:
+    """Calls whose times are computed when somebody asks for them first; ``made`` returns them, and is then dropped."""
+
+    def __init__(self, made: Callable[[], Sequence[OpTime]]) -> None:
+        self._made: Callable[[], Sequence[OpTime]] | None = made
+        self._calls: Sequence[OpTime] = ()
+
+    def make(self) -> None:
+        """Compute the times, unless that is done; two threads at once may both compute them."""
+        made = self._made
+        if made:
+            self._calls = made()
+            self._made = None
+
+    def calls(self) -> Sequence[OpTime]:
+        """Return the calls."""
+        self.make()
+        return self._calls
+
+
+_calls: deque[OpTime | Later] = deque(maxlen=CAPACITY)
 _lock = Lock()
 
 
-def record(call: OpTime | Callable[[], Sequence[OpTime]]) -> None:
-    """Add a call to the record, or a function that returns calls when the record is read; safe from any thread."""
+def record(call: OpTime | Later) -> None:
+    """Add a call to the record, or calls whose times are computed when the record is read; safe from any thread."""
     with _lock:
         _calls.append(call)
 
@@ -71,7 +91,7 @@ def op_times() -> list[OpTime]:
     newest: list[OpTime] = []
     while calls and len(newest) < CAPACITY:
         call = calls.pop()
-        newest += [call] if isinstance(call, OpTime) else reversed(call())
+        newest += [call] if isinstance(call, OpTime) else reversed(call.calls())
     return newest[CAPACITY - 1 :: -1]
 
 

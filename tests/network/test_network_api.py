@@ -134,10 +134,16 @@ def test_each_request_of_a_forward(request_):
     module, args, expected = bound_module(9)
     symbol = module.symbol
     prop = NetworkProp(graph=text_of(symbol))
-    arrays = [mx.nd.array(args[name]) for name in prop.list_arguments()]
+
+    class Arrays(list):
+        @property
+        def handles(self):
+            return [array.handle.value for array in self]
+
+    arrays = Arrays(mx.nd.array(args[name]) for name in prop.list_arguments())
     out = mx.nd.full(expected.shape, 3)
     mx.nd.waitall()  # the engine does so for an operator that it calls itself
-    prop.create_operator(mx.cpu(), [], []).forward(False, [request_], arrays, [out], [])
+    prop.create_operator(mx.cpu(), [], []).forward(False, [request_], arrays, [out], Arrays())
     plus = {"null": 3, "add": expected + 3}.get(request_, expected)
     assert np.abs(out.asnumpy() - plus).max() < 1e-5
 

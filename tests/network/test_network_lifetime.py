@@ -174,6 +174,19 @@ def test_a_call_that_has_failed_takes_no_time(monkeypatch):
     assert record.seconds == 0.001
 
 
+def test_a_gpu_that_has_failed_since_does_not_tell_its_times(monkeypatch):
+    executor = bound()
+    compute(executor)
+    ece408_op.clear_op_times()
+
+    def failing(*events):
+        raise network_fake.Error("lost")
+
+    monkeypatch.setattr(cuda.cupy().cuda, "get_elapsed_time", failing)
+    compute(executor)
+    assert ece408_op.op_times() == []
+
+
 def test_inference_gets_the_memory_of_training(monkeypatch):
     symbol = S.FullyConnected(S.Variable("data"), num_hidden=3, name="last")
     args, _ = values(symbol, {"data": (4, 5)})

@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -26,7 +27,8 @@ def executed(base, grad_req, first=lambda operator: None):
             calls.append(("forward", described(given)))
             for number, out in enumerate(given["out_data"]):
                 self.assign(out, given["req"][number], given["in_data"][number] + number + given["aux"][0])
-            given["aux"][0] += 1
+            state = given["aux"][0]
+            state += 1
 
         def backward(self, **given):
             calls.append(("backward", described(given)))
@@ -73,7 +75,7 @@ def described(given):
         if isinstance(value[0], mx.nd.NDArray)
         else value
         for name, value in given.items()
-        if isinstance(value, list)
+        if isinstance(value, Sequence)
     } | {"is_train": given.get("is_train")}
 
 
@@ -88,18 +90,17 @@ def test_calls_are_those_of_mxnet(grad_req):
 
 def test_every_array_is_freed_once_those_of_the_last_call_when_asked(monkeypatch):
     made, freed, left, operators = [], [], [], []
-    given, delete = fast_custom_op.call_array, fast_custom_op.CallArray.__del__
+    init, delete = fast_custom_op.CallArrays.__init__, fast_custom_op.CallArrays.__del__
 
-    def marked(handle):
-        made.append(handle)
-        array = given(handle)
-        array.writable = made
-        return array
+    def marked(arrays, handles):
+        init(arrays, handles)
+        arrays.made = made
+        made.extend(handles)
 
-    def counting(array):
-        if array.writable is made:  # operators of other tests may have some left
-            freed.append(array.handle.value)
-        delete(array)
+    def counting(arrays):
+        if getattr(arrays, "made", None) is made:  # operators of other tests may have some left
+            freed.extend(arrays.handles)
+        delete(arrays)
 
     def first(operator):
         before = len(made) - len(freed)
@@ -108,8 +109,8 @@ def test_every_array_is_freed_once_those_of_the_last_call_when_asked(monkeypatch
         operators.append(operator)
 
     with (
-        mock.patch.object(fast_custom_op, "call_array", marked),
-        mock.patch.object(fast_custom_op.CallArray, "__del__", counting),
+        mock.patch.object(fast_custom_op.CallArrays, "__init__", marked),
+        mock.patch.object(fast_custom_op.CallArrays, "__del__", counting),
     ):
         executed(fast_custom_op.FastCustomOp, "write", first)
         operators[-1].release()
