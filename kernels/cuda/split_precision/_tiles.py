@@ -157,6 +157,7 @@ class Tile:
         """Shared memory of a block."""
         words = 2 * self.stage_words + self.staged_outputs + 8 * self.k_steps + 8 * self.padded_tiles
         words += 0 if self.input_from_global else self.input_buffers * self.input_floats
+        words += round_up(self.positions, 16) // 2 if self.filters_in_registers else 0
         words += self.filter_words if self.filters_in_shared else 0
         return ITEM_BYTES * words + _SLACK
 

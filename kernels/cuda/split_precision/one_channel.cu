@@ -74,7 +74,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
 #pragma unroll
             for (int i = 0; i < M_TILES; i++) {
                 const int first = (unit * M_TILES + i) * 16 + 2 * g;
-                const FirstWords words = {stage_words + 4 * first_word(first), stage_words + 4 * first_word(first + 1)};
+                ushort2 at = {};
+                if (KEEPS_FILTERS) at = *reinterpret_cast<const ushort2 *>(s.positions + min(first, POSITION_TABLE - 2));
+                else at = make_ushort2(first_word(first), first_word(first + 1));
+                const FirstWords words = {stage_words + 4 * at.x, stage_words + 4 * at.y};
 #pragma unroll
                 for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, taps[k]);
             }
