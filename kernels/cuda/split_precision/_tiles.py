@@ -129,7 +129,7 @@ class Tile:
     # Words of one pipeline stage.
     stage_words = property(lambda self: self.components * self.tile_images * self.planes * self.plane_stride)
     # Positions that a math warp (with wgmma, a warpgroup) multiplies at a time.
-    unit_positions = property(lambda self: 64)
+    unit_positions = property(lambda self: 16 * self.m_tiles)
     # Units of work of a tile: some positions times a column group.
     units = property(lambda self: ceil_div(self.positions, self.unit_positions) * self.column_groups)
 
@@ -168,7 +168,6 @@ class MmaSyncTile(Tile):
     name, summary = "mma_sync", "split precision by mma.sync"
     sources, features = ("operands", "mma_sync"), frozenset({PAD, DATA_GRADIENT})
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
-    unit_positions = property(lambda self: 16 * self.m_tiles)
     shared_reads = property(
         lambda self: self.units * self.k_steps * self.components * (4 * self.m_tiles + 2 * self.group_tiles)
     )
@@ -189,6 +188,7 @@ class WarpgroupTile(Tile):
     name, summary = "warpgroup", "split precision by wgmma, output rows share inputs"
     sources, features = ("operands", "warpgroup_mma"), frozenset({PAD, DATA_GRADIENT})
     wgmma = True
+    unit_positions = property(lambda self: 64)
     choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
     # K-steps of the words that fill no whole k-step of a filter row.
     rest_k_steps = property(lambda self: self.k_steps - self.layer.kernel * self.row_k_steps)
