@@ -34,7 +34,6 @@ extern "C" __global__ void __launch_bounds__(32 * RECOMPUTE_WARPS)
         const int image = all ? number : listed[1 + number];
         const int group = block / BLOCKS, filter0 = block % BLOCKS * RECOMPUTED;
         const int pixel = i % PIXEL_BLOCKS * 32 + lane;
-        if (image < 0) continue;  // never: listed indices are not negative
         if (!SHARES_CHANNELS) {
             if (pixel < OUTPUT_AREA) recompute_pixel(w, image, group, filter0, pixel, load, store);
             continue;
