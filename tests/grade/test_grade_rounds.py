@@ -129,8 +129,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
     [
         ([3.0, 1.7, 1.2], [1.8, 0.5, 0], [], "passed"),
         ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 20, "tampered"),
-        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 17 + [9.0] * 3, "tampered"),
-        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 13 + [9.0] * 7, "passed"),  # another program's work
+        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 19 + [9.0], "passed"),  # another program's work
     ],
 )
 def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, buffers, monkeypatch) -> None:
