@@ -3,7 +3,9 @@
 Each case here gives wrong numbers, hangs or aborts where a Custom operator is used plainly.
 """
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -206,6 +208,23 @@ def test_a_built_in_convolution_with_the_same_weight_in_another_thread(where):
     while not done.is_set():
         mx.nd.Convolution(x, weight, no_bias=True, **layer).wait_to_read()
     assert found == [0]
+
+
+def test_shapes_of_one_symbol_inferred_in_many_threads():
+    """As by threads that bind it for batches of their own."""
+    interval = sys.getswitchinterval()
+    symbol = ece408_op.New(mx.sym.Variable("data"), mx.sym.Variable("w"), kernel=(3, 3), num_filter=2)
+
+    def inferred(batch):
+        return [symbol.infer_shape(data=(batch, 1, 8, 8))[1] for _ in range(200)]
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for batch, shapes in enumerate(pool.map(inferred, range(1, 9)), 1):
+                assert shapes == [[(batch, 2, 6, 6)]] * 200
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @mx.operator.register("test_waiting")
