@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def connect() -> None:
     mxnet_errors.install()
     _accept_absent_arrays()
     _keep_inferred_shapes()
+    _finish_before_another_mode()
     operator.register()
     default_layout.install()
     imperative.install()
@@ -76,6 +77,25 @@ def _keep_inferred_shapes() -> None:
         return array
 
     mx.operator.c_array_buf = c_array_buf
+
+
+def _finish_before_another_mode() -> None:
+    """Make executors finish a forward pass before one with another is_train.
+
+    Operators read is_train when they run, from a field of the executor. A pending pass would get the next one's value:
+    max-pooling would have wrong gradients, and a whole network's node none.
+    """
+    forward = mx.executor.Executor.forward
+
+    @wraps(forward)
+    def ordered(self: Any, is_train: bool = False, **keywords: Any) -> Any:
+        if vars(self).get("_ece408_is_train", is_train) != is_train:
+            for output in self.outputs:
+                output.wait_to_read()
+        self._ece408_is_train = is_train
+        return forward(self, is_train, **keywords)
+
+    mx.executor.Executor.forward = ordered
 
 
 def _finish_pending() -> None:

@@ -255,3 +255,22 @@ def test_a_call_does_not_wait_for_what_it_is_given(late):
     assert not WaitingProp.given.is_set()
     WaitingProp.given.set()
     assert wrong([y], expected) == 0
+
+
+def test_a_pass_without_training_leaves_a_queued_pass_alone():
+    """Max-pooling stores what its gradient needs only if is_train is set when it runs, after the call."""
+    x, w = (mx.sym.Variable(name) for name in "xw")
+    y = ece408_op.New(mx.sym.Custom(x, op_type="test_waiting"), w, kernel=(3, 3), num_filter=32)
+    symbol = mx.sym.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    found = []
+    for modes in ([True], [True, False]):
+        gradient = mx.nd.zeros(W.shape)
+        executor = symbol.bind(mx.cpu(), {"x": mx.nd.array(X[:2]), "w": mx.nd.array(W)}, {"w": gradient})
+        WaitingProp.given.clear()
+        threading.Timer(0.1, WaitingProp.given.set).start()
+        for is_train in modes:
+            executor.forward(is_train=is_train)
+            if is_train:
+                executor.backward(mx.nd.ones((2, 32, 10, 10)))
+        found.append(gradient)
+    assert wrong(found[1:], found[0].asnumpy()) == 0
