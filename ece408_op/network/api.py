@@ -151,8 +151,10 @@ def _missing_parameters(network: Network) -> set[int]:
 
 def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> list[Any]:
     """Return the node's inputs: arguments, two random numbers as the seed if it is seeded, and states."""
-    # An optimiser reads the attributes of variables, such as the learning rate's multiplier.
-    attributes = symbol.attr_dict() if for_training else {}
+    # An optimiser reads the attributes of variables, such as the learning rate's multiplier. All variables of the node
+    # are on its device, so none keeps a group of its own.
+    found = symbol.attr_dict() if for_training else {}
+    attributes = {name: {k: v for k, v in own.items() if "ctx_group" not in k} for name, own in found.items()}
     arguments, states = (
         [mx.sym.Variable(name, attr=attributes.get(name)) for name in names]
         for names in (network.arguments, network.state_names)

@@ -272,6 +272,14 @@ def test_attributes_of_variables_stay():
     assert node.attr_dict()["w"] == symbol.attr_dict()["w"]
 
 
+def test_a_network_whose_layers_have_context_groups():
+    with mx.AttrScope(ctx_group="first"):
+        symbol = S.FullyConnected(data, no_bias=True, num_hidden=2, name="layer")
+    node = node_of(symbol, {"layer_weight": np.ones((2, 3), "f")})
+    executor = node.simple_bind(mx.cpu(), group2ctx={"first": mx.cpu(1)}, data=(1, 3))
+    assert executor.arg_dict["layer_weight"].context == mx.cpu()
+
+
 @pytest.mark.parametrize("gradients", ["cpu", "gpu"])
 def test_an_empty_batch_has_gradients_of_zero(gradients):
     symbol = S.FullyConnected(data, num_hidden=2, name="layer")
