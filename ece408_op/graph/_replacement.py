@@ -51,10 +51,12 @@ def replace(
     result = Replacements({}, {}, {})
     names = Counter(node.name for node in graph.nodes)
     chosen: list[tuple[Node, Attributes]] = []
-    for node, _, _, parents in graph.locations(""):
+    for node, around, _, parents in graph.locations(""):
         if node.op != CONVOLUTION:
             continue
-        attributes, reasons = _read(node, options, types.get(node.name))
+        related = node.name, *(around.nodes[entry.node].name for entry in node.inputs)
+        other = next((types[name] for name in related if types.get(name, "float32") != "float32"), None)
+        attributes, reasons = _read(node, options, other)
         if node.name in excluded:
             reasons.append(excluded[node.name])
         if parents:
@@ -83,11 +85,14 @@ def replace(
     return result
 
 
-def _read(node: Node, options: Attributes, dtype: str | None) -> tuple[Attributes | None, list[str]]:
-    """Return a Convolution's attributes with the options, None if invalid, and the reasons against a replacement."""
+def _read(node: Node, options: Attributes, other: str | None) -> tuple[Attributes | None, list[str]]:
+    """Return a Convolution's attributes with the options, None if invalid, and the reasons against a replacement.
+
+    other: a type of an input or the output that is not float32, or None.
+    """
     own = {key: value for key, value in node.attrs.items() if not is_mxnets_own(key)}
     given = {"impl": options.impl, "device": options.device, "precision": options.precision}
-    reasons = [] if dtype in (None, "float32") else [f"type {dtype}: New takes float32 only"]
+    reasons = [f"type {other}: New takes float32 only"] if other else []
     try:
         attributes = Attributes.parse({"no_bias": "False", **own, **given})
     except ProblemError as error:

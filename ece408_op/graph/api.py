@@ -300,4 +300,4 @@ def _types(internals: Any) -> dict[str, str]:
     except mx.MXNetError:
         return {}
     known = zip(internals.list_outputs(), types or ())
-    return {n[: -len("_output")]: np.dtype(t).name for n, t in known if t is not None and n.endswith("_output")}
+    return {name.removesuffix("_output"): np.dtype(dtype).name for name, dtype in known if dtype is not None}

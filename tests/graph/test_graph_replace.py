@@ -146,9 +146,12 @@ def test_every_convolution_of_gluons_model_zoo_is_replaced(name):
 def test_another_type_is_left_where_it_is_known():
     cast = conv(mx.sym.Cast(mx.sym.var("data"), dtype="float16"), name="after_cast")
     declared = conv(mx.sym.var("other", dtype="float16"), name="declared")
-    result = ece408_op.replace_convolution(mx.sym.Group([cast, declared, conv(mx.sym.var("third"))]))
+    # As automatic mixed precision does it: the data's cast has no known type.
+    weight = mx.sym.amp_cast(mx.sym.var("w", dtype="float32"), dtype="float16")
+    mixed = conv(mx.sym.amp_cast(mx.sym.var("fourth"), dtype="float16"), weight=weight, name="mixed")
+    result = ece408_op.replace_convolution(mx.sym.Group([cast, declared, mixed, conv(mx.sym.var("third"))]))
     assert result.replaced == {"conv": "new0"}
-    assert set(result.left) == {"after_cast", "declared"}
+    assert set(result.left) == {"after_cast", "declared", "mixed"}
     assert all("type float16" in reason for reason in result.left.values())
 
 
