@@ -87,6 +87,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         scratch.unlink(missing_ok=True)
         # Other errors of the block, such as a download's, do not concern this file.
-        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_A_WRITE:
+        if isinstance(error, OSError) and (
+            error.filename == str(scratch) or (error.filename is None and error.errno in _OF_A_WRITE)
+        ):
             error.filename = str(path)
         raise

@@ -94,6 +94,8 @@ def check_arrays(params: Any, name: str) -> None:
     for key, array in params.items():
         if not isinstance(key, str) or not hasattr(array, "shape"):
             raise GraphError(f"{name}: expected arrays by name, got {type(array).__name__} for {key!r}")
+        if key.startswith(("arg:", "aux:")):
+            raise GraphError(f"{name}: expected names without 'arg:' and 'aux:', got {key!r}; use load_checkpoint")
 
 
 def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> None:

@@ -196,4 +196,8 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path):
         ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {"w": np.ones(3)}, {})
     with pytest.raises(GraphError, match="aux_params: expected a dictionary of arrays by name, got list"):
         ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {}, [sparse])
+    with pytest.raises(GraphError, match="arg_params: expected names without 'arg:' and 'aux:', got 'arg:w'"):
+        ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {"arg:w": mx.nd.ones(3)}, {})
+    with pytest.raises(FileNotFoundError, match="missing/net-symbol.json"):
+        ece408_op.save_checkpoint(tmp_path / "missing" / "net", 1, symbol, {}, {})
     assert list(tmp_path.iterdir()) == []
