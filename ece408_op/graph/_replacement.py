@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ece408_op.errors import ProblemError
 from ece408_op.plugin.attributes import CONVOLUTION as KNOWN
-from ece408_op.plugin.attributes import LAYER, Attributes, is_mxnets_own
+from ece408_op.plugin.attributes import LAYER, Attributes, integers, is_mxnets_own
 
 from .node_conversion import CUSTOM, as_custom
 from .symbol_graph import VARIABLE, Graph, Node
@@ -57,6 +57,10 @@ def replace(
         related = node.name, *(around.nodes[entry.node].name for entry in node.inputs)
         other = next((types[name] for name in related if types.get(name, "float32") != "float32"), None)
         attributes, reasons = _read(node, options, other)
+        data = around.nodes[node.inputs[0].node] if node.inputs else node
+        if not data.inputs and 0 in (integers(data.attrs.get("shape", "")) or ()):
+            # The first state of a recurrent cell. MXNet tells a Convolution the shape of its output, but not New.
+            reasons.append("the shape of its data depends on that of its output")
         if node.name in excluded:
             reasons.append(excluded[node.name])
         if parents:

@@ -155,6 +155,17 @@ def test_another_type_is_left_where_it_is_known():
     assert all("type float16" in reason for reason in result.left.values())
 
 
+def test_the_first_state_of_a_recurrent_cell_gets_its_batch_from_its_layer():
+    cell, inputs = mx.rnn.ConvLSTMCell((2, 1, 8, 8), 4), [mx.sym.var("first"), mx.sym.var("second")]
+    symbol = mx.sym.Group(cell.unroll(2, inputs)[0])
+    arguments = whole_numbers(symbol, first=(2, 1, 8, 8), second=(2, 1, 8, 8))
+    result = ece408_op.replace_convolution(symbol, arguments)
+    assert len(result.replaced) == 3
+    assert result.left == {"ConvLSTM_t0_h2h": "the shape of its data depends on that of its output"}
+    for got, want in zip(outputs(result.symbol, result.arg_params), outputs(symbol, arguments)):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
+
+
 def test_new_names_avoid_every_name_that_is_there():
     data = mx.sym.var("data")
     first = conv(data, weight=mx.sym.var("new0_weight"), name="a")
