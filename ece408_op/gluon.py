@@ -55,7 +55,8 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     """Return a block that computes a HybridBlock on a GPU, for arrays in ``mx.cpu()``, in training and inference.
 
     The new block shares the Parameter objects of ``block``, so that a trainer of one block trains the other, and its
-    save_parameters and load_parameters are those of ``block``. It returns the same outputs, several as one list.
+    save_parameters and load_parameters are those of ``block``, and it can take the place of ``block`` in another block:
+    ``net.features = on_gpu(net.features, x)``. It returns the same outputs, several as one list.
     ``gpu_network`` computes the forward and backward passes.
 
     Args:
@@ -107,10 +108,19 @@ class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
         # Block.__setattr__ would make the original block a child.
         object.__setattr__(self, "original", original)
 
+    @property  # type: ignore[misc] # object's can be assigned
+    def __class__(self) -> Any:
+        """The original's class: a block only accepts a child of the class of the child that was there before."""
+        return type(vars(self).get("original", self))
+
     def forward(self, *arrays: Any) -> Any:
         # A DataLoader makes arrays in shared or pinned memory; MXNet refuses them in a graph with arrays in mx.cpu().
         moved = (isinstance(x, mx.nd.NDArray) and x.context.device_type.startswith("cpu_") for x in arrays)
         return super().forward(*(x.as_in_context(mx.cpu()) if moves else x for x, moves in zip(arrays, moved)))
+
+    def _collect_params_with_prefix(self, prefix: str = "") -> Any:
+        # The names in the files of a block that contains this one.
+        return self.original._collect_params_with_prefix(prefix)
 
     def save_parameters(self, *args: Any, **keywords: Any) -> None:
         self.original.save_parameters(*args, **keywords)

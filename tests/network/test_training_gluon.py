@@ -72,6 +72,29 @@ def test_parts_around_a_layer_that_mxnet_computes(hybrid):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
 
 
+def test_in_the_place_of_a_child(tmp_path):
+    """Of a block that calls it by its name, whose files stay the same."""
+
+    class Whole(mx.gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.features, self.output = mx.gluon.nn.HybridSequential(), mx.gluon.nn.Dense(2)
+            self.features.add(mx.gluon.nn.Conv2D(4, 3), mx.gluon.nn.Flatten())
+
+        def forward(self, a, b):
+            return self.output(self.features(a) - self.features(b))
+
+    x, file = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (4, 3, 8, 8))), str(tmp_path / "whole.params")
+    whole, loaded = Whole(), Whole()
+    whole.initialize(mx.init.Xavier())
+    expected = whole(x, 2 * x).asnumpy()
+    whole.features = ece408_op.gluon.on_gpu(whole.features, x)
+    whole.save_parameters(file)
+    loaded.load_parameters(file)
+    for block in (whole, loaded):
+        np.testing.assert_allclose(block(x, 2 * x).asnumpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_block_that_cannot_be_on_a_gpu():
     with pytest.raises(ProblemError, match="block: expected a HybridBlock, got Block"):
         ece408_op.gluon.on_gpu(mx.gluon.Block(), mx.nd.ones((1,)))
