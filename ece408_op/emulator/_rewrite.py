@@ -41,6 +41,8 @@ _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)
 _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 #: ``"=r"(a)``, where a may have parentheses.
 _ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\([^()]*\))*)\)')
+#: A hint for L2 in an instruction's name.
+_ASM_HINT = re.compile(r"\.L2::\w+")
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
     rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups/reduce)\.h$|.*/include/\w+\.h(pp)?$)"
@@ -139,7 +141,7 @@ def _unrolled(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
 
 
 def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
-    """Write ``asm("op %0, %1;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b)``."""
+    """Write ``asm("op %0, [%1], 4;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b, 4)``."""
     end = _closing(masked, found.end())
     inside = text[found.end() : end]
     strings = _ASM_TEXT.match(inside)
@@ -148,18 +150,22 @@ def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     if end >= 0 and not template:
         return end + 1, "(void)0"
     instruction, _, rest = template.rstrip("; ").partition(" ")
-    name, operands = re.sub(r"\W+", "_", instruction), _ASM_OPERAND.findall(inside)
-    in_order = list(dict.fromkeys(map(int, re.findall(r"%(\d+)", rest)))) == list(range(len(operands)))
-    if end < 0 or ";" in rest or not in_order or name not in _instructions():
+    name, operands = re.sub(r"\W+", "_", _ASM_HINT.sub("", instruction)), _ASM_OPERAND.findall(inside)
+    given = re.findall(r"[^][{},\s]+", rest)
+    numbered = {f"%{number}": " ".join(one.split()) for number, one in enumerate(operands)}
+    known = all(one in numbered or one.isdigit() for one in given)
+    if end < 0 or not known or len(given) != _instructions().get(name):
         said = f"the emulator does not have the PTX instruction {template}"
         raise UnsupportedCodeError(_line(text, found.start()), said)
-    return end + 1, f"::emulator::ptx::{name}({', '.join(' '.join(one.split()) for one in operands)})"
+    return end + 1, f"::emulator::ptx::{name}({', '.join(numbered.get(one, one) for one in given)})"
 
 
 @cache
-def _instructions() -> frozenset[str]:
+def _instructions() -> dict[str, int]:
+    """Return the number of operands of each instruction."""
     text = (CUDA / "ptx.h").read_text(encoding="utf-8")
-    return frozenset(re.findall(r"^inline void (\w+)\(", text, re.MULTILINE))
+    found = re.findall(r"^inline void (\w+)\(([^)]*)\)", text, re.MULTILINE)
+    return {name: len(parameters.split(",")) if parameters else 0 for name, parameters in found}
 
 
 def _line(text: str, at: int) -> int:

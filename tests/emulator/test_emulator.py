@@ -91,12 +91,35 @@ def test_a_deadlock_and_a_write_beyond_the_output_are_found(body, message, progr
     assert message in finding.message
 
 
-def test_an_instruction_without_a_translation_is_named():
-    with pytest.raises(UnsupportedCodeError, match=r"line 2: .*the PTX instruction bar\.sync"):
-        translate('void f() {\n    asm volatile("bar.sync 0;");\n}')
+@pytest.mark.parametrize("instruction", ["bar.sync 0", "cp.async.wait_group 1, 2"])
+def test_an_instruction_without_a_translation_is_named(instruction):
+    with pytest.raises(UnsupportedCodeError, match=f"line 2: .*the PTX instruction {instruction}"):
+        translate(f'void f() {{\n    asm volatile("{instruction};");\n}}')
 
 
-def test_a_warps_product_is_a_matrix_product(programs):
+def test_constants_in_an_instruction_are_arguments(programs):
+    body = """
+    asm("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(shared_address(shared + 4 * i)), "l"(x + 4 * i));
+    asm("cp.async.commit_group; " :: : "memory");
+    asm("cp.async.wait_group 0;" ::);
+    __syncthreads();
+    y[i] = shared[127 - i];"""
+    y = _run(body, programs, threads=64).buffers["y"]
+    np.testing.assert_array_equal(y[:64], np.arange(127, 63, -1))
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        "mma(d, rows, b(2 * t, g), b(2 * t + 8, g));",
+        """asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(rows[0]), "r"(rows[1]), "r"(rows[2]), "r"(rows[3]),
+          "r"(b(2 * t, g)), "r"(b(2 * t + 8, g)), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));""",
+    ],
+    ids=["one accumulator", "two"],
+)
+def test_a_warps_product_is_a_matrix_product(product, programs):
     # A (16 x 16) and B (16 x 8) by the fragments of the PTX ISA; integers, so that all sums are exact.
     body = """
     const int g = lane / 4, t = lane % 4;
@@ -104,9 +127,9 @@ def test_a_warps_product_is_a_matrix_product(programs):
     const auto b = [&](int k, int n) { return to_fp16x2(k * n, (k + 1) * n); };
     const unsigned rows[] = {a(g, 2 * t), a(g + 8, 2 * t), a(g, 2 * t + 8), a(g + 8, 2 * t + 8)};
     float d[4] = {1, 1, 1, 1};
-    mma(d, rows, b(2 * t, g), b(2 * t + 8, g));
+    PRODUCT
     for (int v = 0; v < 4; v++) y[(g + v / 2 * 8) * 8 + 2 * t + v % 2] = d[v];"""
-    y = _run(body, programs, threads=32).buffers["y"]
+    y = _run(body.replace("PRODUCT", product), programs, threads=32).buffers["y"]
     row, k, n = np.ogrid[:16, :16, :8]
     np.testing.assert_array_equal(y[:128].reshape(16, 8), 1 + ((row - k) * (k * n)).sum(axis=1))
 

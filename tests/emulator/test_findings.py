@@ -178,6 +178,7 @@ MESSAGES = {
     "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
     "a block that has counted the others, with no fence": ("with no __threadfence() and atomic operation between",),
     "a sum of two threads": ("with no barrier between",),
+    "a copy that nobody waits for": ("or before its cp.async has been waited for",),
     "values of two blocks": ("two blocks write the same element",),
     "a write into an input": ("writes x",),
 }

@@ -1,4 +1,4 @@
-// PTX instructions: `asm("op ..." : outputs : inputs)` becomes op(outputs, inputs). The rewriter reads the names here.
+// PTX instructions: `asm("op %0, [%1], 4;" : "=r"(a) : "r"(b))` becomes op(a, b, 4). The rewriter reads the names here.
 #pragma once
 #include "ece408_emulator.h"
 
@@ -19,23 +19,24 @@ inline void mul_rn_f32(float &d, float a, float b) { d = a * b; }
 inline void fma_rn_f32(float &d, float a, float b, float c) { d = std::fma(a, b, c); }
 
 // Copies from global to shared memory that do not wait.
-inline void cp_async_cg_shared_global(unsigned to, const void *from) { copy_later(to, from, 16); }
+inline void cp_async_cg_shared_global(unsigned to, const void *from, int bytes) { copy_later(to, from, bytes); }
 inline void cp_async_ca_shared_global(unsigned to, const void *from, int bytes) { copy_later(to, from, bytes); }
 inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
+inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
 
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                               unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                                              unsigned b1) {
-    float d[4] = {d0, d1, d2, d3};
+                                                              unsigned b1, float c0, float c1, float c2, float c3) {
+    float d[4] = {c0, c1, c2, c3};
     const unsigned a[4] = {a0, a1, a2, a3};
     mma_fp16(d, a, b0, b1);
     d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
 inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                                unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                                               unsigned b1) {
-    float d[4] = {d0, d1, d2, d3};
+                                                               unsigned b1, float c0, float c1, float c2, float c3) {
+    float d[4] = {c0, c1, c2, c3};
     const unsigned a[4] = {a0, a1, a2, a3};
     mma_tf32(d, a, b0, b1);
     d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];

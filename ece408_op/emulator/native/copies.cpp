@@ -18,17 +18,18 @@ struct Copy {
 typedef std::vector<Copy> Group;
 Group open_groups[MOST_THREADS];
 std::deque<Group> committed[MOST_THREADS];
-bool used;
 }  // namespace
 
+bool copies_used;
+
 void forget_copies() {
-    for (int i = 0; used && i < MOST_THREADS; i++) open_groups[i].clear(), committed[i].clear();
-    used = false;
+    for (int i = 0; copies_used && i < MOST_THREADS; i++) open_groups[i].clear(), committed[i].clear();
+    copies_used = false;
 }
 
 void copy_later(unsigned to, const void *from, int bytes) {
     const void *const code = __builtin_return_address(0);
-    used = true;
+    copies_used = true;
     void *const target = shared_pointer(to);
     if (uintptr_t(target) % bytes || uintptr_t(from) % bytes)
         stop("misaligned", "a copy from or to an address that is no multiple of its size", code);

@@ -86,6 +86,7 @@ void count_access(const void *address, int bytes, Operation operation, const voi
 
 // copies.cpp
 void forget_copies();
+extern bool copies_used;  // has the block copied by cp.async?
 
 // races.cpp
 void begin_grid_races();

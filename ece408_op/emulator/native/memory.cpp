@@ -321,7 +321,8 @@ bool check_shared(uintptr_t address, int bytes, Operation operation, const void 
     if (operation != WRITE)
         for (int i = 0; i < bytes; i++)
             if (!written[at + i]) {
-                report("uninitialised", "reads shared memory that no thread of the block has written", code);
+                const char *said = "reads shared memory that no thread of the block has written";
+                report("uninitialised", std::string(said) + (copies_used ? ", or before its cp.async has been waited for" : ""), code);
                 break;
             }
     if (operation != READ) std::memset(&written[at], 1, bytes);
