@@ -74,7 +74,8 @@ _LAST_GAPS = "".join(
 #: g++'s messages on names and headers of CUDA and its libraries that are not in ``cuda/``.
 _LACKING = re.compile(
     r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__|tex[123]D|cu(?:blas|dnn|fft|rand|solver|sparse)[A-Z])"
-    r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*)’ (?:was|is|has|does) not"
+    r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*|coalesced_\w+|this_grid|grid_group|memcpy_async)’"
+    r" (?:was|is|has|does) not"
     r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )

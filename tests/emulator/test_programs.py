@@ -88,8 +88,9 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
         ("cudaDeviceGetStreamPriority", "cudaDeviceGetStreamPriority(0);"),
         ("cuda/pipeline", "#include <cuda/pipeline>"),
         ("grid_group", "cooperative_groups::grid_group all;"),
-        ("nvcuda::wmma::precision", "nvcuda::wmma::precision::tf32 one;"),
-        ("wmma of other sizes", "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 8, float> f;"),
+        ("nvcuda::wmma::experimental", "nvcuda::wmma::experimental::precision::b1 one;"),
+        ("coalesced_threads", "using namespace cooperative_groups; auto lanes = coalesced_threads();"),
+        ("wmma of other sizes", "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 8, 8, 16, float> f;"),
         ("wmma of other types", "nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, int> f;"),
     ],
 )
@@ -178,6 +179,21 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
 def test_misuse_of_fragments_is_found(changes, expected, programs) -> None:
     findings = report(changed("wmma.cuh", changes), programs).findings
     assert {(one.kind, one.line, one.other_line) for one in findings} >= expected
+
+
+def test_a_product_in_tf32_is_right(programs: Path) -> None:
+    source = (SUBMISSIONS / "wmma.cuh").read_text()
+    for before, after in {
+        "16, 16, 16, half": "16, 16, 8, wmma::precision::tf32",
+        "16, 16, 16, float": "16, 16, 8, float",
+        "n0 += 16": "n0 += 8",
+        "__shared__ half": "__shared__ float",
+        "__float2half": "wmma::__float_to_tf32",
+    }.items():
+        source = source.replace(before, after)
+    found = report(source, programs)
+    np.testing.assert_allclose(found.y, Y, atol=RIGHT["wmma"])
+    assert found.findings == ()
 
 
 def test_a_compiler_that_takes_too_long_ends_with_its_processes() -> None:
