@@ -7,8 +7,10 @@ did not run: "compile_error", "crashed", "timed_out", "out_of_bounds" or "unsupp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ _MOST_EMULATED = 10
 _SECONDS = 60.0
 #: The content of y before a call: no sum of the lab's inputs.
 FILL = 4096.5
+#: Why a file's later call may be wrong.
+KEPT = "it keeps something from call to call, in a static, __device__ or __constant__ variable"
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 
@@ -75,6 +79,7 @@ def check(request: Request) -> Checked:
     result.update(layers=[], compiler=[], printed="", hint="", ncu="")
     problems = [layer.with_batch(images) for layer in layers]
     file = program = None
+    run: Callable[[Sequence[ConvProblem], dict[str, Any]], None]
     try:
         later = _LATER_COURSE.search(text)
         if later:
@@ -88,11 +93,12 @@ def check(request: Request) -> Checked:
                     "and no --emulate"
                 )
             program = emulator.compile(request.path)
-            for entry, _ in emulate(program, problems, result):
-                _add(result, entry)
+            run = partial(_emulate, program)
         else:
             file = runner.compile_file(request.path)
-            _run(file, problems, result)
+            run = partial(_run, file)
+        run(problems, result)
+        _note_kept(run, problems, result)
     except EndedError as error:
         line = line_of(LOOPS, result["source"]) if error.status == "out_of_bounds" else None
         result.update(status=error.status, reason=f"{error.reason} (see line {line})" if line else error.reason)
@@ -150,7 +156,7 @@ def layer_entry(
         }
         entry["note"] = f"{notes[found.mistake]}. {found.summary}"
     elif enough and not right and not late:
-        entry["note"] = "the output is right all the same"
+        entry["note"] = "the emulated output is right all the same; a GPU's may be wrong"
     elif not right and cuda_error:
         entry["note"] = f"CUDA reported {cuda_error}, which the file did not look at"
     return entry
@@ -183,6 +189,26 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
                     result.update(status="out_of_bounds", reason=f"{text} ({problem})")
         finally:
             result["printed"] = session.printed
+
+
+def _emulate(program: emulator.Program, problems: Sequence[ConvProblem], result: dict[str, Any]) -> None:
+    for entry, _ in emulate(program, problems, result):
+        _add(result, entry)
+
+
+def _note_kept(
+    run: Callable[[Sequence[ConvProblem], dict[str, Any]], None],
+    problems: Sequence[ConvProblem],
+    result: dict[str, Any],
+) -> None:
+    """Say of the first wrong layer whether it is right where no other layer comes before it."""
+    number = next((i for i, entry in enumerate(result["layers"]) if entry["status"] != RIGHT), 0)
+    if number and not result["layers"][number]["findings"]:
+        alone = {**result, "layers": []}
+        with suppress(EndedError):
+            run(problems[number : number + 1], alone)
+            if alone["layers"][0]["status"] == RIGHT:
+                result["layers"][number]["note"] = f"right in a first call: {KEPT}"
 
 
 def emulate(

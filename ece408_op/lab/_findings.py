@@ -9,7 +9,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import LaunchShape, device_limits
 
-from ._check import RIGHT, Checked, Request, emulate, for_more, update_verdict
+from ._check import KEPT, RIGHT, Checked, Request, emulate, for_more, update_verdict
 
 #: Images of the smallest layer in the emulator, behind the first verdict, and of the smallest with several channels.
 _IMAGES, _FEWER_IMAGES = 4, 2
@@ -46,11 +46,16 @@ def _cut(problem: ConvProblem) -> ConvProblem:
 def _try_images(program: emulator.Program, problem: ConvProblem, images: int, checked: Checked) -> None:
     """Emulate one of the layers for more images; where it is wrong, that is the verdict."""
     number = checked.problems.index(problem)
-    # The layers before it too: a file may count its calls.
-    some = [*checked.problems[:number], problem.with_batch(images)]
-    *_, (entry, _) = emulate(program, some, dict(checked.result))
-    if not any(one["kind"] == "time" for one in entry["findings"]):
-        update_verdict(checked.result, number, entry, for_more(checked.result, images))
+    more, text = problem.with_batch(images), for_more(checked.result, images)
+    # The layers before it too: a file may count its calls. The second call of a single one has other numbers.
+    before = checked.problems[:number] if len(checked.problems) > 1 else checked.problems
+    *_, (entry, _) = emulate(program, [*before, more], dict(checked.result))
+    if any(one["kind"] == "time" for one in entry["findings"]):
+        return
+    if entry["status"] != RIGHT and len(checked.problems) == 1:
+        *_, (alone, _) = emulate(program, [more], dict(checked.result))
+        text = f"right in its first call, and wrong in a later one: {KEPT}" if alone["status"] == RIGHT else text
+    update_verdict(checked.result, number, entry, text)
 
 
 def _emulate_gpu_file(checked: Checked) -> None:

@@ -20,13 +20,13 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import build, runner
 
-from ._check import Checked, Request, for_more, inputs, layer_entry, update_verdict
+from ._check import KEPT, Checked, Request, for_more, inputs, layer_entry, update_verdict
 
 #: Images to time without --images: on a CPU the larger number where the smaller one takes less than the seconds.
 _CPU_IMAGES, _GPU_IMAGES, _SHORT_SECONDS = (100, 1000), 10_000, 0.05
 #: Timed calls.
 _CALLS = 3
-_KEPT = "right in its first call, and wrong in a later one on other numbers: it keeps something from call to call"
+_LATER = f"right in its first call, and wrong in a later one on other numbers: {KEPT}"
 #: The slow kernel to compare with, by device.
 _NAIVE = {"cpu": "loops", "gpu": "naive"}
 YOURS = "yours"
@@ -73,7 +73,7 @@ def _own_seconds(
                     some = sorted({0, 1 % problem.batch, problem.batch - 1})
                     part = explain(x[some], w, session.output(number, some), 0.0, result["source"])
                     entry = layer_entry(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
-                    text = _KEPT if last else for_more(result, problem.batch)
+                    text = _LATER if last else for_more(result, problem.batch)
                     update_verdict(result, number, entry, f"{text}; images {some} are shown")
     return [statistics.median(one[1:-1]) for one in seconds]
 
