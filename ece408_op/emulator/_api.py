@@ -28,7 +28,8 @@ _OTHER_OPTIONS = (
 _NO_FORWARD = re.compile(r"after\.h:\d+.*\Wforward\W was not declared")
 #: Outputs beyond it come from a variable without a value.
 _UNSET = 1e38
-#: g++'s message on a variable, or on an element of an array.
+#: g++'s messages on an array without a constant length, and on a variable without a value, or an element of an array.
+_VARIABLE_LENGTH = re.compile(r"^(.*?):(\d+):\d+: warning: .*variable length array \W(\w+)", re.MULTILINE)
 _UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
 
 
@@ -63,7 +64,20 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
                 raise
             said = "it has no forward(y, x, w) for gpu in namespace mxnet::op that can be called"
             raise CompileError(((None, said),)) from None
+    _check_lengths(program, path)
     return replace(program, indices=more[0].executable) if more else program
+
+
+def _check_lengths(program: Program, path: Path) -> None:
+    """Raise CompileError for an array in a kernel or device function whose length is no constant, as nvcc does."""
+    for file, line, name in _VARIABLE_LENGTH.findall(_warnings(program)):
+        source = path.with_name(Path(file).name)
+        if source.is_file() and int(line) in _sides.device_lines(source.read_text(encoding="utf-8", errors="replace")):
+            raise CompileError(((int(line), f"expression must have a constant value: the length of {name}"),))
+
+
+def _warnings(program: Program) -> str:
+    return program.executable.with_name("warnings").read_text(encoding="utf-8")
 
 
 def _link(text: str, name: str, folder: Path, checks: str) -> Program:
@@ -128,7 +142,7 @@ def _with_unset(report: Report, program: Program) -> Report:
 
 def _unset_variable(program: Program) -> tuple[int, str]:
     """Return the line and the name of the first variable of the source that g++ warns of; 0 and "" without one."""
-    text = program.executable.with_name("warnings").read_text(encoding="utf-8")
+    text = _warnings(program)
     for found in _UNSET_VARIABLE.finditer(text):
         declared = re.compile(rf"(\S+?):(\d+):\d+: note: \W{found[1]}\W.* declared here").search(text, found.end())
         if declared and Path(declared[1]).name == program.source:

@@ -32,6 +32,7 @@ _COMMON = (
     "-std=c++17",
     "-Wuninitialized",
     "-Wmaybe-uninitialized",
+    "-Wvla",
     "-fpermissive",
     "-fno-gnu-unique",
     "-fno-delete-null-pointer-checks",

@@ -36,6 +36,8 @@ _LIBRARY = re.compile(
     r"|string|tuple|pair|function|cout|cerr|endl)\b"
     r"|(rand|srand|exit|puts|putchar|fprintf|sprintf|abort|time|usleep|sleep|getenv|omp_\w+|CHECK(?:_[A-Z]{2})?|LOG)\s*\()"
 )
+#: A lambda for the GPU, behind its captures.
+_LAMBDA = re.compile(r"(?<!\])\]\s*__(?:host|device)__\b")
 _ALLOCATES = re.compile(r"(?<![\w.>:])(malloc|calloc)\s*\(|\b(new)\s+[A-Za-z_]")
 #: What the compiler computes: a part of a constant, or the size of an array that is declared.
 _COMPUTED = re.compile(
@@ -48,7 +50,11 @@ def check(text: str) -> None:
 
     And UnsupportedCodeError where one allocates memory, which the emulator lacks.
     """
-    masked = _DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), mask(text))
+    masked = _without_directives(text)
+    annotated = _LAMBDA.search(masked)
+    if annotated:
+        said = "__host__ or __device__ annotation on lambda requires --extended-lambda nvcc flag, which is not set"
+        raise _error(text, annotated.end(), said)
     functions, variables, ours = set(), set(), set()
     bodies: list[tuple[str, str, int, str]] = []
     for head, begin, body in _declarations(masked):
@@ -67,6 +73,21 @@ def check(text: str) -> None:
                 variables.add(variable[1])
     for each in bodies:
         _check_body(text, *each, functions - ours - _known(), variables, ours)
+
+
+def device_lines(text: str) -> frozenset[int]:
+    """Return the lines of the bodies of kernels and device functions."""
+    masked = _without_directives(text)
+    lines: set[int] = set()
+    for head, begin, body in _declarations(masked):
+        if _SPACES.search(head):
+            first = text.count("\n", 0, begin) + 1
+            lines.update(range(first, first + body.count("\n") + 1))
+    return frozenset(lines)
+
+
+def _without_directives(text: str) -> str:
+    return _DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), mask(text))
 
 
 def _check_body(

@@ -108,6 +108,15 @@ def test_a_file_without_forward_is_told_so(programs: Path, monkeypatch: pytest.M
         report("__global__ void run(float *y) { y[threadIdx.x] = 1; }", programs)
 
 
+def test_an_array_of_variable_length_is_an_error_in_a_kernel_alone(programs: Path) -> None:
+    source = changed("naive.cuh", {"cudaStream_t s": "int sizes[B]; sizes[0] = M;\ncudaStream_t s"})
+    report(source, programs)
+    source = source.replace("float sum", "float window[K * K]; window[0] = 1;\nfloat sum", 1)
+    with pytest.raises(emulator.CompileError, match="must have a constant value: the length of window") as caught:
+        report(source, programs)
+    assert caught.value.lines[0][0] == source[: source.index("float window")].count("\n") + 1
+
+
 def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
     source = (SUBMISSIONS / "naive.cuh").read_text()
     for name in ("CUDA_MAX_NUM_THREADS", "current"):
