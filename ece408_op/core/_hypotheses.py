@@ -121,6 +121,13 @@ def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.nda
     return _pixels(change)
 
 
+def _without_parentheses(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """The pixels at h + p * W + w + q of each map, for (h + p) * W + w + q."""
+    i, j, r, s = np.ogrid[: problem.output_height, : problem.output_width, : problem.kernel, : problem.kernel]
+    maps = x.reshape(len(x), problem.channels, -1)
+    return maps.take(i + r * problem.width + j + s, 2, mode="clip").transpose(0, 2, 3, 1, 4, 5)
+
+
 def _rows_for_columns(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
     square = problem.height == problem.width
     return windows(x.swapaxes(2, 3) if square else np.full_like(x, np.nan), problem), w
@@ -144,6 +151,10 @@ LOCAL: tuple[Local, ...] = (
     ("flipped", "with the rows of each filter in reverse order", _filters(lambda w: w[:, :, ::-1])),
     ("flipped", "with the columns of each filter in reverse order", _filters(lambda w: w[:, :, :, ::-1])),
     ("x_rows_columns", "with rows and columns exchanged in x's index", _rows_for_columns),
+    (
+        *("x_parentheses", "with h + p * W for (h + p) * W in x's index: put a macro's parameters in parentheses"),
+        _pixels(_without_parentheses),
+    ),
     ("centred", "with windows that begin K/2 rows and columns too early", _pixels(_centred)),
     ("x_channel", "with channel 0 of x for each channel: c is missing in x's index", _pixels(_first_channel)),
     (
@@ -188,6 +199,8 @@ def whole(case: Case) -> Iterator[Hypothesis]:
         length = min(max(1, abs(factor)), 1e4) * case.problem.products
         errors = 4 * EPS32 * math.sqrt(length) * float(np.abs(case.y).max())
         yield Hypothesis("scaled", f"times {factor:.6g}", factor * case.exact, None, errors)
+    for function, changed in (("ReLU", np.maximum(case.exact, 0)), ("tanh", np.tanh(case.exact))):
+        yield Hypothesis("activated", f"with {function} of each output: this layer has none", changed)
     yield from _exchanged(case)
     yield from _running_sums(case)
     # In some elements, if only a part of y was set to 0.
@@ -216,17 +229,22 @@ def _exchanged(case: Case) -> Iterator[Hypothesis]:
 
 
 def _running_sums(case: Case) -> Iterator[Hypothesis]:
-    exact, shape, text = case.exact, case.exact.shape, "with sums that are not reset: each output adds to {}"
-
-    def added_to(added: str, sums: np.ndarray, length: int) -> Hypothesis:
+    exact, shape = case.exact, case.exact.shape
+    wrong = ~(np.abs(case.y - exact) <= 1e-4 * np.abs(exact).max())
+    axes = [("that of the filter", "", (shape[0], shape[1], -1)), ("that of the image", "", (1, shape[0], -1))]
+    for first, name in ((3, "the row"), (2, "the map"), (1, "the image"), (0, "all of y")):
+        axes.append(("the one", f" in {name}", (-1, math.prod(shape[first:]), 1)))
+    for added, where, axis in axes:
+        values = exact.reshape(axis)
+        step = int(wrong.reshape(values.shape).any((0, 2)).argmax())  # the first ones have nothing to add to
+        if not step:
+            continue
+        outer, length, inner = values.shape
+        rows = np.pad(values, ((0, 0), (0, -length % step), (0, 0))).reshape(outer, -1, step, inner)
+        sums = rows.cumsum(1).reshape(outer, -1, inner)[:, :length].reshape(shape)
         errors = 4 * EPS32 * math.sqrt(length * case.problem.products) * float(np.abs(sums).max())
-        return Hypothesis("sum", text.format(added), sums.reshape(shape), None, errors)
-
-    for name, first in (("the row", 3), ("the map", 2), ("the image", 1), ("all of y", 0)):
-        flat = exact.reshape(*shape[:first], -1)
-        yield added_to(f"the one before it in {name}", flat.cumsum(-1), flat.shape[-1])
-    yield added_to("that of the filter before it", exact.cumsum(1), shape[1])
-    yield added_to("that of the image before it", exact.cumsum(0), shape[0])
+        text = f"with sums that are not reset: each output adds to {added}{f' {step}' * (step > 1)} before it{where}"
+        yield Hypothesis("sum", text, sums, None, errors)
 
 
 def _copied_by_bytes(case: Case) -> Hypothesis:

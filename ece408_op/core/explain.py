@@ -310,8 +310,8 @@ def _numbered(name: str, which: np.ndarray, count: int) -> str:
 
 def _tile_hint(name: str, which: np.ndarray, count: int) -> str:
     """Return what to look for where the last rows or columns may be a partial tile."""
-    several_last = len(which) > 1 and which[0] > 0 and list(which) == list(range(which[0], count))
-    if name not in ("row", "column") or not several_last:
+    at_the_end = which[0] > 0 and list(which) == list(range(which[0], count))
+    if name not in ("row", "column") or not at_the_end or not 1 < len(which) < max(_hypotheses.TILES):
         return ""
     return f": the last, partial tile may be missing, since {count} outputs need {count} / tile tiles, rounded up"
 

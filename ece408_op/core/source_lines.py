@@ -70,6 +70,8 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],
         "row_loop": [rf"\b{p} *= *1\b", rf"\b{p} *< *\w+ *- *1\b"],
         "column_loop": [rf"\b{q} *= *1\b", rf"\b{q} *< *\w+ *- *1\b"],
+        "activated": [r"\b(fmaxf?|max|tanhf?)\s*\("],
+        "x_parentheses": [r"#define[^\n]*\w *\* *\w[^\n]*\+ *\w+ *\* *[A-Z]\w*\b", rf"\w *\+ *{p} *\* *\w+"],
         "halo": [r"__shared__[^;\n]*"],
         "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
         "restarted": [rf"(?<!\w )\b{total} *= *[0.]+f? *;", r"\batomicExch\b", written],

@@ -60,6 +60,11 @@ def add_along(axis: int) -> Callable[..., None]:
     return output
 
 
+def every_second(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    for m in range(p.filters):
+        y[:, m] = sums[:, m] + (y[:, m - 2] if m > 1 else 0)
+
+
 def flat(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
     y[...] = np.cumsum(sums, dtype=np.float32).reshape(y.shape)
 
@@ -178,6 +183,13 @@ KERNELS = {
     "sum": Kernel("adds to the one before it in the row", output=add_along(3)),
     "sum of images": Kernel("adds to that of the image before it", output=add_along(0)),
     "sum of all": Kernel("adds to the one before it in all of y", output=flat),
+    "sum of filters": Kernel("adds to that of the filter 2 before it", output=every_second),
+    "activated": Kernel("with ReLU of each output", output=lambda p, y, sums: np.maximum(sums, 0, out=y)),
+    "activated by tanh": Kernel("with tanh of each output", output=lambda p, y, sums: np.tanh(sums, out=y)),
+    "x_parentheses": Kernel(
+        "h + p * W for (h + p) * W",
+        lambda p, b, c, i, j, r, s: at(p.x_shape, (b * p.channels + c) * p.height * p.width + i + r * p.width + j + s),
+    ),
     "accumulated": Kernel("plus what y held before", output=lambda p, y, sums: y.__iadd__(sums) is None),
     "accumulated half": Kernel("plus what y held before", output=half_added),
     "overflow": Kernel("an index of 8 bits in y", output=eight_bits),
@@ -323,6 +335,14 @@ def test_blocks_that_are_missing_are_told() -> None:
     found = explain(x, w, y, BEFORE)
     assert "Your code does not write these elements: are there enough blocks?" in found.lines()
     assert not found.written and "not written, expected" in found.lines()[0]
+
+
+def test_many_missing_rows_are_no_partial_tile() -> None:
+    p = ConvProblem(1, 1, 64, 64, 2, 5)
+    x, w = inputs(p)
+    y = Kernel("")(p, x, w)
+    y[:, :, 16:] = BEFORE
+    assert explain(x, w, y, BEFORE).sentence == "Your code does not write rows 16 to 59 of 60"
 
 
 def test_few_elements_that_are_right_are_not_called_unwritten() -> None:

@@ -33,11 +33,13 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
         ("x_strides", "int at = h * W_out + w;\n\nsum += x.dptr_[(h + p) * W_out + w + q] * k4d(m, c, p, q);"),
         ("whole_numbers", "float x;\n\nint sum = 0;\nsum += x[i] * w[j];"),
         ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
+        ("x_parentheses", "#define N (a * 2 + 1)\n\n#define x4d(b, c, h, w) x[b * C * H * W + c * H * W + h * W + w]"),
+        ("activated", "\n\ny4d(b, m, h, w) = sum > 0 ? tanhf(sum) : sum;"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
     ids=["KS", "channels", "last row", "no + 1", "tiles", "- 1 alone", "one of two", "a factor", "no ceil",
          "tiles of a sum", "= 0 in a loop", "x + b", "y + b", "memset", "= for +=", "rows of y", "int sum", "int pixel",
-         "bytes"],
+         "macro", "tanh", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
