@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.source_text import INCLUDE
+from ece408_op.runtime.source_text import INCLUDE, mask
 
 from . import _build, _indices, _report, _rewrite, _run, _sides
 from ._build import Program
@@ -31,6 +31,11 @@ _UNSET = 1e38
 #: g++'s messages on an array without a constant length, and on a variable without a value, or an element of an array.
 _VARIABLE_LENGTH = re.compile(r"^(.*?):(\d+):\d+: warning: .*variable length array \W(\w+)", re.MULTILINE)
 _UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
+#: A variable that is declared without a value, and a sum of wmma.
+_DECLARED = re.compile(
+    r"\b(?:float|double|half|__half|int)\s+(\w+)(?:\s*\[[^\]]*\])*\s*;"
+    r"|\bfragment\s*<\s*(?:\w+\s*::\s*)*accumulator\b[^;]*>\s*(\w+)(?:\s*\[[^\]]*\])*\s*;"
+)
 
 
 def can_emulate() -> bool:
@@ -141,12 +146,22 @@ def _with_unset(report: Report, program: Program) -> Report:
 
 
 def _unset_variable(program: Program) -> tuple[int, str]:
-    """Return the line and the name of the first variable of the source that g++ warns of; 0 and "" without one."""
+    """Return the line and the name of the source's first variable without a value: that g++ warns of, or that is
+    added to first. 0 and "" without one.
+    """
     text = _warnings(program)
     for found in _UNSET_VARIABLE.finditer(text):
         declared = re.compile(rf"(\S+?):(\d+):\d+: note: \W{found[1]}\W.* declared here").search(text, found.end())
         if declared and Path(declared[1]).name == program.source:
             return int(declared[2]), found[1]
+    masked = mask(program.text)
+    for found in _DECLARED.finditer(masked):
+        name = found[1] or found[2]
+        used = re.compile(rf"(\w*)\s*\(?\s*\b{name}\b(?:\s*\[[^\]]*\]|\.\w+)*\s*([+-]=)?").search(masked, found.end())
+        if used and (used[2] or (found[2] and used[1] == "mma_sync")):
+            *_, start = re.finditer(r'^#line (\d+) "(.*)"\n', program.text[: found.start()], re.MULTILINE)
+            line = int(start[1]) + program.text.count("\n", start.end(), found.start())
+            return (line, name) if start[2] == program.source else (0, name)
     return 0, ""
 
 

@@ -232,6 +232,28 @@ def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: 
 
 
 @pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("float *unused;\nfloat sums[8];\nfor (int j = 0; j < 8; j++) sums[j] = 0; "
+         "float all[8];\n"
+         "for (int k = 0; k < b + 3; k++) for (int j = 0; j < 8; j++) all[j] += x[j];\ny[i] = all[i % 8];", "all"),
+        ("using namespace nvcuda::wmma; __shared__ half s[256]; for (int j = i; j < 256; j += 64) s[j] = 0;\n"
+         "__syncthreads(); fragment<matrix_a, 16, 16, 16, half, row_major> f; load_matrix_sync(f, s, 16);\n"
+         "fragment<matrix_b, 16, 16, 16, half, row_major> g; load_matrix_sync(g, s, 16); "
+         "fragment<accumulator, 16, 16, 16, float> sum;\nmma_sync(sum, f, g, sum); y[i] = sum.x[0];", "sum"),
+    ],
+    ids=["an array in loops", "a fragment"],
+)  # fmt: skip
+def test_a_sum_without_a_value_is_named(body: str, name: str, programs: Path) -> None:
+    include = "#include <mma.h>\n" * ("wmma" in body)
+    path = programs / "unset.cuh"
+    path.write_text(include + SOURCE.format(body=body, host="", threads=64))
+    (finding,) = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])[0].findings
+    assert (finding.kind, finding.line) == ("uninitialised", 7 + include.count("\n"))
+    assert finding.message.endswith(f"no value at first: {name}")
+
+
+@pytest.mark.parametrize(
     ("kind", "copied", "times"),
     [("float", "", 64), ("__half", "", 64), ("__half", "cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);", 32)],
     ids=["floats", "halves", "halves behind those that were copied"],
