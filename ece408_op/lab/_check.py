@@ -148,7 +148,7 @@ def layer_entry(
     # Outputs that are missing because the run ended say nothing about the code; those that are forgiven are right.
     unsaid = ended or not found.wrong or (forgiven and findings)
     entry.update(text=[] if unsaid else found.lines(), explanation=None if unsaid else found.as_data(), ended=ended)
-    entry.update(times=None, counters=None, ncu=None, lines=[], hints=[])
+    entry.update(times=None, counters=None, ncu=None, lines=[], hints=[], launches=[])
     if right and found.wrong:
         notes = {
             ACCUMULATED: "right only while y is 0 before the call, as in the course",
@@ -231,7 +231,8 @@ def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[st
     totals = {"bytes_per_output": moved / report.y.size, "intensity": problem.flops / max(1, moved)}
     totals.update(_counters(report.totals))
     lines = [_counters(one) for one in report.lines if one.file == name and one.line]
-    return {"counters": totals, "lines": lines, "hints": [asdict(hint) for hint in report.hints(name)]}
+    hints, launches = ([asdict(one) for one in some] for some in (report.hints(name), report.launches))
+    return {"counters": totals, "lines": lines, "hints": hints, "launches": launches}
 
 
 def _counters(one: emulator.LineCounters) -> dict[str, Any]:

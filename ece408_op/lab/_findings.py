@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 from ece408_op import emulator
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import ptxas
-from ece408_op.runtime.occupancy import LaunchShape, device_limits
+from ece408_op.runtime.occupancy import WARP, LaunchShape, device_limits
 
 from ._check import KEPT, RIGHT, Checked, Request, emulate, for_more, update_verdict
 
@@ -15,6 +18,8 @@ from ._check import KEPT, RIGHT, Checked, Request, emulate, for_more, update_ver
 _IMAGES, _FEWER_IMAGES = 4, 2
 #: Outputs in a row and a column of a cut layer.
 _CUT = 9
+#: Images in the course, and the most blocks in y and z; blocks that are fewer than a large GPU's multiprocessors.
+_COURSE_IMAGES, _MOST_GRID, _FEW_BLOCKS = 10_000, 65_535, 64
 #: Ends of a file on a GPU whose place the emulator may find.
 _RAN = ("right", "wrong", "crashed", "out_of_bounds", "timed_out")
 
@@ -56,6 +61,27 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
         *_, (alone, _) = emulate(program, [more], dict(checked.result))
         text = f"right in its first call, and wrong in a later one: {KEPT}" if alone["status"] == RIGHT else text
     update_verdict(checked.result, number, entry, text)
+    if checked.right:
+        few, many = checked.result["layers"][number]["launches"], entry["launches"]
+        checked.result["hint"] = ". ".join(_on_launches(few, many, images))
+
+
+def _on_launches(few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]], images: int) -> Iterator[str]:
+    """Yield what is slow or fails about a layer's launches: for one image, and for that number of images."""
+    for one, more in zip(few, many):
+        name, threads = one["name"], prod(one["block"])
+        idle = -threads % WARP
+        if idle > threads / 3:
+            yield f"{name}: blocks of {threads} threads leave {idle} of {threads + idle} lanes idle"
+        for axis in (1, 2):
+            size = one["grid"][axis] + (more["grid"][axis] - one["grid"][axis]) // (images - 1) * (_COURSE_IMAGES - 1)
+            if size > _MOST_GRID:
+                said = f"{name}: for {_COURSE_IMAGES} images, gridDim.{'xyz'[axis]} would grow to {size}"
+                yield f"{said}; at most {_MOST_GRID} are allowed"
+    most, then = (max(((prod(one["grid"]), one["name"]) for one in some), default=(0, "")) for some in (few, many))
+    if most == then and 0 < most[0] < _FEW_BLOCKS:
+        said = f"{most[1]}: the number of blocks is {most[0]} for any number of images"
+        yield f"{said}, which leaves most of a GPU's multiprocessors idle"
 
 
 def _emulate_gpu_file(checked: Checked) -> None:

@@ -51,6 +51,7 @@ def findings(result: Mapping[str, Any]) -> list[str]:
         entry = max(emulated, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
         lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
+        lines += _wrapped(result["hint"], 4, 0)
     elif on_gpu and not emulated:
         lines += [text for entry in result["layers"][:1] for text in _wrapped(entry["note"], 3, 0)]
     return lines

@@ -8,7 +8,7 @@ from math import prod
 from . import cuda
 from .launch import Triple, ceil_div, round_up
 
-_WARP = 32
+WARP = 32
 #: Registers are allocated per warp in units of 256, warps in groups of four (compute capability 3.0 and later).
 _REGISTER_UNIT = 256
 _WARP_UNIT = 4
@@ -60,10 +60,10 @@ class DeviceLimits:
 
         block: threads in x, y, z; registers per thread; shared: bytes per block, static and dynamic.
         """
-        warps = ceil_div(prod(block), _WARP)
+        warps = ceil_div(prod(block), WARP)
         limits = {"warps": self.warps // warps, "blocks": self.blocks}
         if registers:
-            per_warp = round_up(registers * _WARP, _REGISTER_UNIT)
+            per_warp = round_up(registers * WARP, _REGISTER_UNIT)
             limits["registers"] = self.registers // per_warp // _WARP_UNIT * _WARP_UNIT // warps
         small = self.capability >= _SMALL_UNITS
         per_block = round_up(shared, 128 if small else 256) + (_RESERVED_BYTES if small else 0)
@@ -74,7 +74,7 @@ class DeviceLimits:
     def occupancy(self, block: Triple, registers: int, shared: int) -> float:
         """The share of a multiprocessor's warps that can be resident, 0 to 1: an upper bound for a run."""
         blocks = next(iter(self.resident_blocks(block, registers, shared).values()))
-        return blocks * ceil_div(prod(block), _WARP) / self.warps
+        return blocks * ceil_div(prod(block), WARP) / self.warps
 
 
 def device_limits(device: int = 0) -> DeviceLimits:
@@ -85,7 +85,7 @@ def device_limits(device: int = 0) -> DeviceLimits:
         chip.name,
         chip.capability,
         chip.multiprocessors,
-        figures["maxThreadsPerMultiProcessor"] // _WARP,
+        figures["maxThreadsPerMultiProcessor"] // WARP,
         runtime.deviceGetAttribute(_MOST_BLOCKS, device),
         figures["regsPerMultiprocessor"],
         figures["sharedMemPerMultiprocessor"],

@@ -166,6 +166,26 @@ EMULATED = {
         FIRST_FILTERS,
         "--layer 2x9x9x3x3 2x8x8x3x3",
     ),
+    "too many in z": Told(
+        "convolve: for 10000 images, gridDim.z would grow to 80000; at most 65535 are allowed",
+        (
+            ("blockIdx.z * TILE", "blockIdx.w * TILE"),
+            ("blockIdx.x", "blockIdx.z"),
+            ("blockIdx.w", "blockIdx.x"),
+            ("B * M, tiles, tiles", "tiles, tiles, B * M"),
+        ),
+        "--layer 2x9x9x8x3",
+        code=0,
+    ),
+    "an image at a time": Told(
+        "convolve: blocks of 4 threads leave 28 of 32 lanes idle. convolve: the number of blocks is 48 for any number",
+        (
+            ("TILE 16", "TILE 2"),
+            ("convolve<<<grid,", "for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles),"),
+            ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"),
+        ),
+        code=0,
+    ),
     "beyond": Told("line 2[05][^:]*: out of bounds: ", (("h > H - K ||", ""),)),
     "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
     "syntax": Told("compile error line 17: ", (("TILE + threadIdx.x", "TILE + threadIdx.q"),)),
