@@ -274,7 +274,7 @@ def tutorial() -> str:
 
 def operators() -> str:
     """Return the operators of gpu_network, grouped by the attributes for which they support several values."""
-    from ece408_op.network._operators import OPERATORS
+    from ece408_op.network._network import OPERATORS
 
     found: dict[str, list[str]] = {}
     for op, kind in OPERATORS.items():

@@ -19,7 +19,7 @@ from ece408_op.problem import ITEM_BYTES
 
 from ._definition import Operator, Shape
 from ._layers import FullyConnected
-from ._network import Network, of_graph, read_values
+from ._network import Network, named_inputs, of_graph, read_values
 
 
 class SplitUse(Enum):
@@ -113,8 +113,7 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
     """
     found: dict[int, dict[int, int]] = {}
     for value, node in network.operators:
-        names = node.operator.input_names(len(node.inputs))
-        inputs = [entry.node for entry, name in zip(node.inputs, names) if name in _ACTIVATIONS]
+        inputs = [source for name, source in named_inputs(node) if name in _ACTIVATIONS]
         others = {entry.node for entry in node.inputs} - {*inputs}
         if node.operator.view or not inputs or not others <= {*network.parameters} or {*inputs} & {*network.parameters}:
             continue

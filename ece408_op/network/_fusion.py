@@ -12,7 +12,8 @@ from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
 from ._definition import SHAPE
 from ._elementwise import Activation, Clip
-from ._layers import Convolution, Pooling
+from ._layers import BatchNorm, Convolution, Pooling
+from ._shaping import Identity
 
 
 def fused(graph: Graph) -> Graph:
@@ -35,6 +36,34 @@ def fused(graph: Graph) -> Graph:
                 dropped.add(before)
                 break
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
+
+
+def fused_for_training(graph: Graph) -> Graph:
+    """Return the graph with each relu fused into the BatchNorm or sum before it, if nothing else reads that value.
+
+    Under the same condition, a BatchNorm takes over the bias of a convolution before it, and a max-pooling the
+    activation before it: an increasing function of a maximum is the maximum of the function's values.
+    """
+    source, nodes = only_source(graph), list(graph.nodes)
+    for index, node in enumerate(nodes):
+        before = source(index)
+        if before is None:
+            continue
+        one, own = nodes[before].operator, node.operator
+        batch_norm = isinstance(own, BatchNorm) and not own.use_global_stats and own.axis == 1
+        if batch_norm and isinstance(one, Convolution) and not one.no_bias:
+            *rest, bias = nodes[before].inputs
+            nodes[before] = replace(nodes[before], operator=replace(one, no_bias=True), inputs=rest)
+            nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
+        if isinstance(own, Pooling) and own.is_maximum and isinstance(one, Activation):
+            nodes[before] = replace(nodes[before], operator=Identity("_copy"))
+            nodes[index] = replace(node, epilogue=one.activation)
+        if not isinstance(own, Activation) or own.activation != "relu":
+            continue
+        if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
+            nodes[before] = replace(nodes[before], epilogue="relu")
+            nodes[index] = replace(node, operator=Identity("_copy"))
+    return Graph(nodes, graph.heads, graph.attrs)
 
 
 def _activations_behind_maxima(graph: Graph) -> list[Node]:

@@ -16,14 +16,34 @@ from ece408_op.plugin.attributes import integers
 from ece408_op.plugin.mxnet_errors import sentence_of
 from ece408_op.runtime.thread_pool import run_in_other_thread
 
-from . import _fusion
-from ._definition import SHAPE, Shape, Unsupported
-from ._operators import operator_of
-from ._shaping import Slice
+from . import _elementwise, _fusion, _layers, _shaping
+from ._definition import SHAPE, Operator, Shape, Unsupported
 
 _WHERE = "network"
 #: How many parsed graphs stay in memory: MXNet infers shapes many times.
 _CACHED = 32
+
+#: The operators' classes, in the order of their definitions.
+_CLASSES: list[type[Operator]] = [
+    kind
+    for module in (_layers, _elementwise, _shaping)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Operator) and "names" in vars(kind)
+]
+OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}
+
+#: The operators of mx.np with the equivalent ones of mx.nd, and the attributes that have another name in mx.np.
+_LONG = {"subtract": "sub", "multiply": "mul", "true_divide": "div"} | {name: name for name in ("add", "power")}
+_SHORT = {"add": "plus", "subtract": "minus"}
+_NUMPY = {
+    **{f"_npi_{long}": f"broadcast_{short}" for long, short in _LONG.items()},
+    **{f"_npi_{r}{a}_scalar": f"_{r}{_SHORT.get(a, b)}_scalar" for r in ("", "r") for a, b in _LONG.items()},
+    **{f"_npi_{name}": name for name in ("negative", "exp", "log", "sqrt", "square", "tanh", "mean")},
+    **{f"_np_{name}": name for name in ("sum", "max", "min", "transpose", "squeeze")},
+    **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
+    **{"_npi_absolute": "abs", "_npi_concatenate": "Concat", "_np_reshape": "Reshape"},
+}
+_RENAMED = {("_npi_concatenate", "axis"): "dim", ("_np_reshape", "newshape"): "shape"}
 
 
 @dataclass(frozen=True)
@@ -86,16 +106,62 @@ class Network:
         """Return the network with normalizations, additions and activations fused into the nodes before them."""
         return of_graph(_fusion.fused(self.graph), self.text)
 
+    def fused_for_training(self) -> Network:
+        """Return the network with the same numbers of nodes, fused as training allows: see ``_fusion``."""
+        return replace(self, graph=_fusion.fused_for_training(self.graph))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training draws random numbers."""
+        return any(isinstance(node.operator, _shaping.Dropout) for _, node in self.operators)
+
+    @property
+    def reads_gradient(self) -> list[bool]:
+        """For each output, whether the backward pass reads the gradient to it; that of a loss is not read."""
+        nodes = self.graph.nodes
+        return [nodes[value].op == VARIABLE or not nodes[value].operator.is_loss for value in self.outputs]
+
+    def check_gradients(self, several: bool) -> None:
+        """Raise GraphError, which names the nodes, if operators lack a gradient, with ``several`` on several GPUs."""
+        problems = []
+        for _, node in self.operators:
+            try:
+                node.operator.check_gradient(several)
+            except Unsupported as error:
+                problems.append(f"{described(node)}: {error}")
+        if problems:
+            raise GraphError(
+                f"for_training: expected operators with a gradient, got {len(problems)} without: {'; '.join(problems)}"
+            )
+
 
 def described(node: Node) -> str:
     """Return the node's name and op, for error messages."""
     return f"{node.name!r} ({node.type})"
 
 
+def named_inputs(node: Node) -> list[tuple[str, int]]:
+    """Return the name and the value of each input of a node."""
+    names = node.operator.input_names(len(node.inputs))
+    return [(name, entry.node) for name, entry in zip(names, node.inputs)]
+
+
 def read_values(node: Node) -> list[int]:
     """Return the values that a node reads at inference."""
-    names = node.operator.input_names(len(node.inputs))
-    return [entry.node for entry, name in zip(node.inputs, names) if name not in node.operator.ignored]
+    return [value for name, value in named_inputs(node) if name not in node.operator.ignored]
+
+
+def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
+    """Return the operator of a node's op and attributes; raises Unsupported, which names the attribute."""
+    name = _NUMPY.get(op, op)
+    if op == "_contrib_AdaptiveAvgPooling2D" and attrs.get("output_size", "").strip("()[], ") in ("", "1", "1, 1"):
+        return _layers.Pooling("Pooling", pool_type="avg", global_pool=True)
+    if name not in OPERATORS:
+        raise Unsupported("unsupported operator")
+    no_axes = attrs.get("axis", "None").strip("()[] ") in ("None", "")
+    if name != op and name in ("mean", "sum", "max", "min", "Concat") and no_axes:
+        raise Unsupported("axis: expected axes, got none, for which mx.np and mx.nd return different results")
+    return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})
 
 
 @lru_cache(maxsize=_CACHED)
@@ -117,7 +183,7 @@ def parse(text: str) -> Network:
     for reader, entries in [*readers, ("the network", graph.heads)]:
         for place, entry in enumerate(entries):
             node = graph.nodes[entry.node]
-            if entry.output and isinstance(node.operator, Slice):
+            if entry.output and isinstance(node.operator, _shaping.Slice):
                 if entry not in others:
                     others[entry] = Entry(len(graph.nodes))
                     graph.nodes.append(replace(node, operator=replace(node.operator, index=entry.output)))
@@ -143,8 +209,7 @@ def of_graph(graph: Graph, text: str) -> Network:
     for node in graph.nodes:
         if node.op != VARIABLE:
             read.update(read_values(node))
-            names = node.operator.input_names(len(node.inputs))
-            states.update(e.node for e, name in zip(node.inputs, names) if name in node.operator.auxiliary)
+            states.update(value for name, value in named_inputs(node) if name in node.operator.auxiliary)
     variables = [number for number, node in enumerate(graph.nodes) if node.op == VARIABLE]
     with_shape = {number for number in variables if SHAPE in graph.nodes[number].attrs}
     return Network(

@@ -7,20 +7,13 @@ value's memory, so each operator's gradient can read inputs and output. CuPy all
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ece408_op.errors import GraphError
-from ece408_op.graph.fusion import only_source
-from ece408_op.graph.symbol_graph import VARIABLE, Graph
-
-from ._definition import Shape, Trained, Unsupported
-from ._elementwise import Activation
-from ._layers import BatchNorm, Convolution, Pooling
-from ._network import Network, described
-from ._shaping import Dropout, Identity
+from ._definition import Shape, Trained
+from ._network import Network
 from ._training_gpu import GpuOperators
 
 
@@ -33,60 +26,6 @@ class SavedValues:
     states: Mapping[int, Any]
     #: The QueuedBackward that is queued behind this pass, if any: see ``_backward``.
     queued: Any = None
-
-
-def check_gradients(network: Network, several: bool) -> None:
-    """Raise GraphError, which names the nodes, if operators lack a gradient, with ``several`` on several GPUs."""
-    problems = []
-    for _, node in network.operators:
-        try:
-            node.operator.check_gradient(several)
-        except Unsupported as error:
-            problems.append(f"{described(node)}: {error}")
-    if problems:
-        raise GraphError(
-            f"for_training: expected operators with a gradient, got {len(problems)} without: {'; '.join(problems)}"
-        )
-
-
-def fused(network: Network) -> Network:
-    """Return the network with each relu fused into the BatchNorm or sum before it, if nothing else reads that value.
-
-    Under the same condition, a BatchNorm takes over the bias of a convolution before it, and a max-pooling the
-    activation before it: an increasing function of a maximum is the maximum of the function's values.
-    """
-    graph = network.graph
-    source, nodes = only_source(graph), list(graph.nodes)
-    for index, node in enumerate(nodes):
-        before = source(index)
-        if before is None:
-            continue
-        one, own = nodes[before].operator, node.operator
-        batch_norm = isinstance(own, BatchNorm) and not own.use_global_stats and own.axis == 1
-        if batch_norm and isinstance(one, Convolution) and not one.no_bias:
-            *rest, bias = nodes[before].inputs
-            nodes[before] = replace(nodes[before], operator=replace(one, no_bias=True), inputs=rest)
-            nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
-        if isinstance(own, Pooling) and own.is_maximum and isinstance(one, Activation):
-            nodes[before] = replace(nodes[before], operator=Identity("_copy"))
-            nodes[index] = replace(node, epilogue=one.activation)
-        if not isinstance(own, Activation) or own.activation != "relu":
-            continue
-        if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
-            nodes[before] = replace(nodes[before], epilogue="relu")
-            nodes[index] = replace(node, operator=Identity("_copy"))
-    return replace(network, graph=Graph(nodes, graph.heads, graph.attrs))
-
-
-def is_random(network: Network) -> bool:
-    """Return whether training draws random numbers."""
-    return any(isinstance(node.operator, Dropout) for _, node in network.operators)
-
-
-def reads_gradient(network: Network) -> list[bool]:
-    """Return for each output whether the backward pass reads the gradient to it; that of a loss is not read."""
-    nodes = network.graph.nodes
-    return [nodes[value].op == VARIABLE or not nodes[value].operator.is_loss for value in network.outputs]
 
 
 def forward(

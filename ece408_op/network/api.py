@@ -15,8 +15,7 @@ from ece408_op.plugin import bridge, default_layout
 from ece408_op.plugin.attributes import PRECISIONS, is_mxnets_own
 
 from ._definition import SHAPE
-from ._network import Network, parse
-from ._training import check_gradients, is_random
+from ._network import Network, named_inputs, parse
 from .operator import IMPLS, OP_TYPE
 
 #: The names of layers' inputs that are parameters.
@@ -90,7 +89,7 @@ def gpu_network(
     text = _text(graph, {**arg_params, **states})
     network = parse(text)
     if for_training:
-        check_gradients(network, several=len(numbers) > 1)
+        network.check_gradients(several=len(numbers) > 1)
     for name, missing in (
         ("arg_params", _missing_parameters(network)),
         ("aux_params", network.states & {*network.data}),
@@ -104,7 +103,7 @@ def gpu_network(
     if not network.data:
         raise GraphError("symbol: expected at least one input that is not a parameter, got none")
     used = set(network.names(network.parameters))
-    seeded = for_training and is_random(network)
+    seeded = for_training and network.is_random
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
     node = mx.sym.Custom(
         *_inputs(symbol, network, for_training, seeded),
@@ -142,10 +141,10 @@ def _missing_parameters(network: Network) -> set[int]:
     """Return the variables that MXNet or Gluon made for layers' parameters, and for which no array is given."""
     data, found = {*network.data} - network.states, set()
     for _, node in network.operators:
-        for entry, role in zip(node.inputs, node.operator.input_names(len(node.inputs))):
+        for role, value in named_inputs(node):
             made = {f"{node.name}_{role}", f"{node.name.removesuffix('_fwd')}_{role}"}
-            if role in _PARAMETERS and entry.node in data and network.graph.nodes[entry.node].name in made:
-                found.add(entry.node)
+            if role in _PARAMETERS and value in data and network.graph.nodes[value].name in made:
+                found.add(value)
     return found
 
 

@@ -20,7 +20,6 @@ from ece408_op.runtime import memory, pinned
 from ._gpu import CUDNN
 from ._inference import Inference
 from ._network import Network, parse
-from ._training import reads_gradient
 from .engine import Engine, engine
 from .trainer import Trainer, trainer_of
 
@@ -70,7 +69,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
     ) -> list[int]:
         """Return the arrays that the backward pass reads: labels, and the gradients to outputs that are not losses."""
         network = self._network
-        read = [entry for entry, reads in zip(out_grad, reads_gradient(network)) if reads]
+        read = [entry for entry, reads in zip(out_grad, network.reads_gradient) if reads]
         read += [entry for entry, name in zip(in_data, network.arguments) if name in network.names(network.labels)]
         return read or [in_data[0]]
 
@@ -170,7 +169,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         self._arguments = network.arguments
         numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
         self._numbers = [numbers[name] for name in self._arguments]
-        self._reads_gradient = reads_gradient(network)
+        self._reads_gradient = network.reads_gradient
         places = {name: place for place, name in enumerate((*self._arguments, *network.state_names))}
         self._data, self._labels, self._parameters = (
             [places[name] for name in network.names(some)]

@@ -48,13 +48,13 @@ class Trainer:
     """The training steps of a network, whose graph is ``text``, on the GPUs of its inference engines."""
 
     def __init__(self, text: str, engines: Sequence[Engine]) -> None:
-        self.network = _training.fused(parse(text))
+        self.network = parse(text).fused_for_training()
         # A proxy, because the engine keeps its trainers: a reference cycle would hold GPU memory until the next garbage
         # collection.
         self._engine: Engine = weakref.proxy(engines[0])
         self._gpus = [engine.gpu for engine in engines]
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
-        self._graphs = None if _training.is_random(self.network) else GraphCache()
+        self._graphs = None if self.network.is_random else GraphCache()
         #: The kinds of passes that have run, with the shapes of their data.
         self._known: BoundedDict[Hashable, bool] = BoundedDict(64)
         operators = [node.operator for _, node in self.network.operators]

@@ -19,7 +19,7 @@ from ece408_op.errors import GraphError
 from ece408_op.network._definition import Operator
 from ece408_op.network._elementwise import Activation
 from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, New, Pooling
-from ece408_op.network._operators import OPERATORS
+from ece408_op.network._network import OPERATORS
 
 N, X = mx.sym.np, mx.sym.npx
 

@@ -13,7 +13,6 @@ from ece408_op import models
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
-from ece408_op.network import _training
 from ece408_op.network._network import parse
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
@@ -152,7 +151,7 @@ def test_an_activation_in_front_of_a_max_pooling(kind):
     y = S.Activation(data, act_type=kind, name="read_twice")
     pooled = S.Pooling(x, pool_type="max", name="joined", **words)
     symbol = S.Group([pooled, S.Pooling(y, pool_type="max", **words) + S.Pooling(y, pool_type="avg", **words)])
-    fused = _training.fused(parse(text_of(node_of(symbol, {}, inputs=("data",)))))
+    fused = parse(text_of(node_of(symbol, {}, inputs=("data",)))).fused_for_training()
     applied = {node.name: node.epilogue for _, node in fused.operators}
     assert [name for name, activation in applied.items() if activation] == ["joined"]
     assert applied["joined"] == kind
