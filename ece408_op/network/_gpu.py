@@ -14,6 +14,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.kernels.cuda import cudnn
+from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.problem import ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
@@ -21,9 +22,9 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _passes, _split_layers
 from ._definition import Shape
-from ._dense import BlasFullyConnected, GpuArrays, SplitFullyConnected, blas, is_profitable
+from ._dense import GpuArrays, blas
 from ._formats import SplitUse
-from ._layers import BatchNorm, Convolution, FullyConnected, Pooling
+from ._layers import BatchNorm, Convolution, FullyConnected, Pooling, Weighted
 from ._network import described
 from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, Timed, in_order
 from ._shaping import Softmax, SoftmaxOutput
@@ -32,8 +33,10 @@ CUDNN = cudnn.KERNEL.name
 #: The fewest channels of a 1 x 1 convolution in float32 for which cuBLAS is used. On an H200, the package's kernel took
 #: 0.5 to 0.9 times as long as cuBLAS with up to 32 channels, and 3 times as long with 256.
 _CUBLAS_CHANNELS = 64
+#: The compute capability, and the fewest rows, columns and GEMM K, with which split precision is faster than cuBLAS.
+_CAPABILITY, _PROFITABLE = (9, 0), (128, 64, 1024)
 
-#: Returns the call that computes a convolution, given x, w, output and scratch.
+#: Returns the call that computes a convolution or a product, given x, w, output and scratch.
 Bind = Callable[[Any, Any, Any, Any], Call]
 
 
@@ -97,10 +100,10 @@ class Chooser:
         return node.operator.impl == self.impl == dispatch.AUTO and kernel.arithmetic == "fp32"
 
 
-class ConvolutionComputation(Timed):
-    """A convolution and, in one pass after it, its bias, addition and activation; ``name`` is the implementation's.
+class WeightedComputation(Timed):
+    """A Convolution or FullyConnected and, in one pass after it, its bias, addition and activation.
 
-    ``prepare`` folds a BatchNorm after the convolution into the filters and the bias.
+    ``prepare`` folds a BatchNorm after the layer into the weights and the bias. name: the implementation's.
     """
 
     def __init__(
@@ -108,24 +111,32 @@ class ConvolutionComputation(Timed):
     ) -> None:
         super().__init__(node)
         self._bind, self.name, self.scratch, self.repeatable = bind, name, scratch, repeatable
-        operator, inner = node.operator, prod(output[2:])
-        shifted = not operator.no_bias or operator.norm is not None
-        self._after = _passes.Epilogue(shifted, operator.residual, node.epilogue, output[1], inner, prod(output))
-        #: The filters and the bias with the BatchNorm folded in, None without a BatchNorm.
+        operator: Weighted = node.operator
+        axis = len(output) - 1 if isinstance(operator, FullyConnected) else 1
+        options = {"shifted": not operator.no_bias or operator.norm is not None, "residual": operator.residual}
+        #: The pass after the layer, None if there is nothing to do.
+        self._after: Program | None = None
+        if node.epilogue or any(options.values()):
+            inner = prod(output[axis + 1 :])
+            self._after = _passes.affine(output[axis], inner, prod(output), node.epilogue, **options)
+        #: The weights and the bias with the BatchNorm folded in, None without a BatchNorm.
         self._folded: tuple[Any, Any] | None = None
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Fold the BatchNorm into filters and bias."""
+        """Fold the BatchNorm into weights and bias."""
         operator = self._node.operator
         self._folded = operator.folded(inputs) if operator.norm else None
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        """Return the convolution, which can be timed, and the pass after it."""
+        """Return the layer, which can be timed, and the pass after it."""
         operator = self._node.operator
-        w, shift = self._folded or (inputs[1], None if operator.no_bias else inputs[2])
-        residual = inputs[-1] if operator.residual else None
-        convolve = self._bind(inputs[0], w, out, scratch)
-        return in_order(self.timed(convolve), self._after.bind(out, shift, residual))
+        w, shift = self._folded or operator.folded(inputs)
+        compute = self.timed(self._bind(inputs[0], w, out, scratch))
+        if self._after is None:
+            return compute
+        given = {"x": out, "shift": shift, "residual": inputs[-1] if operator.residual else None, "y": out}
+        arrays = {name: array for name, array in given.items() if array is not None}
+        return in_order(compute, cuda.prepared_launch(self._after, 1, arrays))
 
 
 def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Computation:
@@ -135,7 +146,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
     if chooser.may_use_cublas(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs and x[1] >= _CUBLAS_CHANNELS:
             bind = _pointwise(chooser.device, x, output)
-            return ConvolutionComputation(node, output, bind, "cublas")
+            return WeightedComputation(node, output, bind, "cublas")
         if problem.needs == {PAD}:
             # Copy the data with a border of zeros: more kernels support convolutions without padding.
             rows, columns = operator.pad
@@ -147,7 +158,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
 
 def _by_kernel(
     chip: Chip, node: Node, output: Shape, kernel: CudaKernel, problem: ConvProblem, border: Program | None = None
-) -> ConvolutionComputation:
+) -> WeightedComputation:
     """Return the convolution by a kernel, which reads a copy of the images with a border of zeros if ``border``."""
     plan = kernel.plan(problem, chip, 16)  # bytes: the largest alignment that a plan uses
     copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
@@ -161,7 +172,7 @@ def _by_kernel(
         return in_order(add_border, kernel.prepare_launch(problem, padded, w, out, rest))
 
     scratch = copied + (plan.scratch_bytes if plan.repeatable else 0)
-    return ConvolutionComputation(node, output, bind, kernel.name, scratch, plan.repeatable)
+    return WeightedComputation(node, output, bind, kernel.name, scratch, plan.repeatable)
 
 
 def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
@@ -177,12 +188,50 @@ def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
 
 
 def _fully_connected(chooser: Chooser, node: Node, w: Shape, output: Shape) -> Computation:
-    columns, length = w
-    rows = prod(output) // columns
-    layer = (node, rows, length, chooser.device)
-    if chooser.impl != CUDNN and is_profitable(rows, columns, length, chooser.chip):
-        return SplitFullyConnected(*layer, chooser.chip)
-    return BlasFullyConnected(*layer)
+    """Return the computation by cuBLAS or, on Hopper where that is faster, in split precision."""
+    (columns, length), device, chip = w, chooser.device, chooser.chip
+    sizes = prod(output) // columns, columns, length
+
+    def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:
+        library, addresses = blas(device), (x.data.ptr, w.data.ptr, out.data.ptr)
+        return lambda: library.multiply(*addresses, sizes, transposed=True)
+
+    is_large = all(size >= least for size, least in zip(sizes, _PROFITABLE))
+    if chooser.impl != CUDNN and chip.capability == _CAPABILITY and is_large:
+        return _SplitFullyConnected(node, output, bind, sizes, chip)
+    return WeightedComputation(node, output, bind, "cublas")
+
+
+class _SplitFullyConnected(WeightedComputation):
+    """FullyConnected in split precision, or in float32 by cuBLAS.
+
+    cuBLAS computes it if the range of the weights is too wide for split precision, if the weights are not
+    parameters, or if the input is not aligned to 16 bytes.
+    """
+
+    def __init__(self, node: Node, output: Shape, bind: Bind, sizes: tuple[int, int, int], chip: Chip) -> None:
+        options = chip, not node.operator.no_bias, _passes.expression(node.epilogue)
+        self._program, self._split, self._bytes = dense.multiply(*sizes, *options)
+        super().__init__(node, output, bind, "split_fully_connected", self._program.plan.scratch_bytes)
+        self._parameters: dict[str, Any] | None = None
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Split the weights, if they are parameters and their range allows it."""
+        w, cp = inputs[1], cuda.cupy()
+        self._parameters = None
+        if w is None:
+            return
+        split = {name: cp.zeros(size // ITEM_BYTES, np.int32) for name, size in self._bytes.items()}
+        cuda.execute(self._split, 1, {"w": w, **split}, None)
+        if not bool((split["w_exponents"] == dense.UNSPLITTABLE).any()):
+            self._parameters = split
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        """Return the split-precision launches, or cuBLAS's call where split precision cannot be used."""
+        if self._parameters is None or inputs[0].data.ptr % dense.ALIGNMENT:
+            return super().bind(inputs, out, scratch)
+        arrays = {**dict(zip(("x", "w", "bias"), inputs)), **self._parameters, "y": out}
+        return cuda.prepared_launch(self._program, 1, arrays, scratch)
 
 
 class _Norm(Computation):

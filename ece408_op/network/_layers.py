@@ -33,14 +33,47 @@ from ._definition import (
 )
 
 
+class Weighted(Operator):
+    """A layer with weights and, unless ``no_bias``, a bias. Fusion can add a BatchNorm and a sum to a Convolution."""
+
+    inputs = ("data", "weight", "bias")
+    takes_epilogue = True
+    no_bias: bool = False
+    #: The kernel that a ``New`` node asks for.
+    impl: str = dispatch.AUTO
+    #: Added by fusion: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
+    norm: BatchNorm | None = None
+    residual: bool = False
+
+    def used_inputs(self) -> tuple[str, ...]:
+        norm = self.norm.inputs[1:] if self.norm else ()
+        return (*self.inputs[: 2 if self.no_bias else 3], *norm, *(("residual",) if self.residual else ()))
+
+    def folded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        """Return weights and bias (or None), with the BatchNorm folded in, computed in float64 and rounded once."""
+        w, bias = inputs[1], None if self.no_bias else inputs[2]
+        if self.norm is None:
+            return w, bias
+        scale, shift = self.norm.factors(self.norm_inputs(inputs))
+        shift = shift if bias is None else shift + bias * scale
+        return self._scaled(w, scale).astype(np.float32), shift.astype(np.float32)
+
+    def _scaled(self, w: Any, scale: Any) -> Any:
+        """Return the filters times the factor of each channel of the output."""
+        return w * scale.reshape(-1, 1, 1, 1)
+
+    def norm_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return gamma, beta, mean and variance among the inputs."""
+        first = 2 if self.no_bias else 3
+        return inputs[first : first + 4]
+
+
 @dataclass(frozen=True)
-class Convolution(Operator):
+class Convolution(Weighted):
     """Convolution of x (B, C, H, W) with w (M, C / G, K, L), and a bias (M,); fusion can add a BatchNorm and a sum."""
 
     names = ("Convolution",)
-    inputs = ("data", "weight", "bias")
     auxiliary = ("moving_mean", "moving_var")
-    takes_epilogue = True
     kernel: tuple[int, int] = pair()
     num_filter: int = integer()
     stride: tuple[int, int] = pair(1)
@@ -52,7 +85,6 @@ class Convolution(Operator):
     #: The kernel and the precision that a ``New`` node asks for.
     impl: str = dispatch.AUTO
     precision: str = "float32"
-    #: Added by fusion: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
     norm: BatchNorm | None = None
     residual: bool = False
 
@@ -60,10 +92,6 @@ class Convolution(Operator):
         sizes = (*self.kernel, *self.stride, *self.dilate, self.num_filter, self.num_group)
         if min(sizes) < 1 or min(self.pad) < 0:
             raise Unsupported(f"expected positive sizes, got {self}")
-
-    def used_inputs(self) -> tuple[str, ...]:
-        norm = self.norm.inputs[1:] if self.norm else ()
-        return (*self.inputs[: 2 if self.no_bias else 3], *norm, *(("residual",) if self.residual else ()))
 
     def followed_by(self, other: Operator, first: bool, constant: bool) -> Convolution | None:
         """Return an operator that computes this convolution and then ``other``, or None if there is none.
@@ -78,23 +106,6 @@ class Convolution(Operator):
     def problem(self, x: Shape) -> ConvProblem:
         """Return the convolution problem for the package's kernels, for data of shape x."""
         return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
-
-    def folded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
-        """Return float32 filters and bias with the BatchNorm folded in, computed in float64 and rounded once."""
-        assert self.norm, "an operator that fusion gave a BatchNorm"
-        scale, shift = self.norm.factors(self.norm_inputs(inputs))
-        if not self.no_bias:
-            shift = shift + inputs[2] * scale
-        return self._scaled(inputs[1], scale).astype(np.float32), shift.astype(np.float32)
-
-    def _scaled(self, w: Any, scale: Any) -> Any:
-        """Return the filters times the factor of each channel of the output."""
-        return w * scale.reshape(-1, 1, 1, 1)
-
-    def norm_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return gamma, beta, mean and variance among the inputs."""
-        first = 2 if self.no_bias else 3
-        return inputs[first : first + 4]
 
 
 class New(Convolution):
@@ -152,18 +163,13 @@ class Deconvolution(Convolution):
 
 
 @dataclass(frozen=True)
-class FullyConnected(Operator):
+class FullyConnected(Weighted):
     """x w^T + bias; ``flatten`` reshapes x to (B, length), else w^T applies to the last axis of x."""
 
     names = ("FullyConnected",)
-    inputs = ("data", "weight", "bias")
-    takes_epilogue = True
     num_hidden: int = integer()
     no_bias: bool = flag(False)
     flatten: bool = flag(True)
-
-    def used_inputs(self) -> tuple[str, ...]:
-        return self.inputs[: 2 if self.no_bias else 3]
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, w = inputs[:2]

@@ -164,6 +164,35 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
     return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})
 
 
+def splits(network: Network, data: Mapping[str, Shape]) -> bool:
+    """Return whether images are computed independently, and are the first axis of all data and outputs.
+
+    The function compares all shapes with those for one image more: every value that depends on the data must be larger
+    by one in its first axis and equal in the others.
+    """
+    if not data or any(not shape for shape in data.values()):
+        return False
+    (count, *others) = {shape[0] for shape in data.values()}
+    if others:
+        return False
+    try:
+        here = network.infer(data)
+        there = network.infer({name: (count + 1, *shape[1:]) for name, shape in data.items()})
+    except GraphError:
+        return False
+    depending = set(network.data)
+    for number, node in network.operators:
+        values = read_values(node)
+        if depending.isdisjoint(values):
+            continue
+        old, new = here[number], there[number]
+        mixed = node.operator.mixes_images(len(here[values[0]]))
+        if old[:1] != (count,) or new != (count + 1, *old[1:]) or mixed:
+            return False
+        depending.add(number)
+    return all(value in depending for value in network.outputs)
+
+
 @lru_cache(maxsize=_CACHED)
 def parse(text: str) -> Network:
     """Return the network in a graph's JSON; raises GraphError, which says what is unsupported in which node."""

@@ -15,7 +15,6 @@ from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
 from ._definition import Shape
 from ._layers import Pooling
-from ._schedule import Call
 
 _FOLDER = Path(__file__).parent
 _THREADS = 256
@@ -73,6 +72,11 @@ def program(
     blocks = grid or (max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS))), 1)
     launch = Launch(entry, (*blocks, 1), (_THREADS, 1, 1), arguments)
     return cuda.Program(entry, text, (), Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,)))
+
+
+def expression(activation: str | None) -> str | None:
+    """Return an activation in CUDA C++, or None for none."""
+    return ACTIVATIONS[activation] if activation else None
 
 
 def argmax_type(fitted: Pooling) -> Any:
@@ -148,21 +152,3 @@ def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> cuda
     """Return the program of the softmax of each row of ``length`` elements, one warp per row; arrays x, y."""
     arguments = ("x", "y", np.float32(temperature), np.int64(rows))
     return program("passes.cu", "softmax", arguments, 32 * rows, {"N": length, "LOGARITHM": int(logarithm)})
-
-
-class Epilogue:
-    """A shift per channel, a residual and an activation, each optional, in one pass over a layer's output."""
-
-    def __init__(
-        self, shifted: bool, residual: bool, activation: str | None, channels: int, inner: int, elements: int
-    ) -> None:
-        wanted = shifted or residual or activation
-        options = {"shifted": shifted, "residual": residual}
-        self._pass = affine(channels, inner, elements, activation, **options) if wanted else None
-
-    def bind(self, out: Any, shift: Any = None, residual: Any = None) -> Call | None:
-        """Return the call that changes ``out`` in place, or None if the epilogue is empty."""
-        if self._pass is None:
-            return None
-        given = {"x": out, "shift": shift, "residual": residual, "y": out}
-        return cuda.prepared_launch(self._pass, 1, {name: array for name, array in given.items() if array is not None})

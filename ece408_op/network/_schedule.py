@@ -1,8 +1,16 @@
-"""A network for one batch size: each node's computation, the values' memory offsets, and the calls in order."""
+"""A network for one batch size: each node's computation, the values' memory offsets, and the calls in order.
+
+One block of memory stores all values between the layers. A value lives from the node that computes it to the last node
+that reads it; values that do not live at the same time may overlap. The largest are placed first, each as low as the
+values placed before allow (greedy by size: Y. Pisarchyk and J. Lee, Efficient Memory Management for Deep Neural Net
+Inference, 2020).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ece408_op.graph.symbol_graph import Node
@@ -13,8 +21,10 @@ from ece408_op.runtime.launch import ceil_div, round_up
 from ._definition import Arrays, Shape
 from ._elementwise import ACTIVATIONS
 from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_formats
-from ._memory_plan import ALIGNMENT, plan
 from ._network import Network, read_values
+
+#: Values begin at multiples of this many bytes, for the widest loads and the libraries.
+ALIGNMENT = 256
 
 #: Queues work on the current stream, or computes synchronously.
 Call = Callable[[], None]
@@ -105,15 +115,29 @@ def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
     return found
 
 
-def in_order(*calls: Call | None) -> Call:
-    """Return one call that makes several calls in order; a None is skipped."""
-    some = [call for call in calls if call is not None]
+def in_order(*calls: Call) -> Call:
+    """Return one call that makes several calls in order."""
 
     def call() -> None:
-        for one in some:
+        for one in calls:
             one()
 
-    return call if len(some) != 1 else some[0]
+    return call if len(calls) != 1 else calls[0]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory offsets of all values.
+
+    shapes: those of all values. offsets: byte offsets in the block, of the values in it. given: for data, a parameter
+    or a view of one, the variable's number. scratch: byte offsets of nodes' scratch memory. bytes: the block's size.
+    """
+
+    shapes: Mapping[int, Shape]
+    offsets: Mapping[int, int]
+    given: Mapping[int, int]
+    scratch: Mapping[int, int]
+    bytes: int
 
 
 class Schedule:
@@ -192,3 +216,59 @@ class Schedule:
             scratch = None if offset is None else view(offset, (ceil_div(one.scratch, ITEM_BYTES),))
             calls.append(one.bind([array(value) for value in self._reads[number]], array(number), scratch))
         return in_order(*calls), [array(value) for value in self.network.outputs]
+
+
+def plan(
+    network: Network,
+    shapes: Mapping[int, Shape],
+    scratch: Mapping[int, int] | None = None,
+    sizes: Mapping[int, int] | None = None,
+) -> MemoryPlan:
+    """Place all values and each node's scratch memory. sizes: the bytes of values that are not float32 arrays."""
+    bytes_of = {value: ITEM_BYTES * prod(shape) for value, shape in shapes.items()} | dict(sizes or {})
+    last = {value: number for number, node in network.operators for value in [number, *read_values(node)]}
+    last.update(dict.fromkeys(network.outputs, len(network.graph.nodes)))
+    variables = {*network.data, *network.parameters}
+    owners = {value: value for value in variables}
+    lives: dict[int, list[int]] = {}
+    for number, node in network.operators:
+        read = read_values(node)
+        owner = owners[read[0]] if read else number
+        if not node.operator.view:
+            # The output may overwrite the first input after the last read of its memory.
+            shared = [value for value, other in owners.items() if other == owner] if node.operator.inplace else []
+            free = owner not in variables and all(last.get(value, -1) <= number for value in shared)
+            others = [owners[value] for value in read[1:]]
+            if not (shared and free and bytes_of[read[0]] == bytes_of[number] and owner not in others):
+                owner = number
+        owners[number] = owner
+        if owner == number:
+            lives[number] = [number, last[number]]
+        elif owner in lives:
+            lives[owner][1] = max(lives[owner][1], last[number])
+    # Scratch memory is a value that lives only during its node; its key is negative.
+    wanted = [(bytes_of[value], first, end, value) for value, (first, end) in lives.items()]
+    wanted += [(count, number, number, -1 - number) for number, count in (scratch or {}).items() if count]
+    offsets, total = _place(wanted)
+    return MemoryPlan(
+        dict(shapes),
+        {value: offsets[owner] for value, owner in owners.items() if owner not in variables},
+        {value: owner for value, owner in owners.items() if owner in variables},
+        {-1 - key: offset for key, offset in offsets.items() if key < 0},
+        total,
+    )
+
+
+def _place(wanted: Sequence[tuple[int, int, int, int]]) -> tuple[dict[int, int], int]:
+    """Return offsets by key for (bytes, first node, last node, key), and the bytes of the block."""
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    offsets: dict[int, int] = {}
+    for count, first, last, key in sorted(wanted, key=lambda row: (-row[0], row[1])):
+        room = round_up(max(count, 1), ALIGNMENT)
+        offset = 0
+        for start, end, begun, ended in sorted(placed):
+            if begun <= last and first <= ended and start < offset + room and offset < end:
+                offset = end
+        placed.append((offset, offset + room, first, last))
+        offsets[key] = offset
+    return offsets, max((end for _, end, _, _ in placed), default=0)

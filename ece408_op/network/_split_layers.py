@@ -23,7 +23,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 from ._definition import Operator, Shape
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling
-from ._passes import ACTIVATIONS
+from ._passes import expression
 from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
 from ._shaping import Concat
 
@@ -45,7 +45,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
         return None
     if isinstance(operator, (Convolution, FullyConnected)):
         problem = problem_of(operator, x)
-        if problem is None or getattr(operator, "impl", dispatch.AUTO) != dispatch.AUTO:
+        if problem is None or operator.impl != dispatch.AUTO:
             return None
         if is_depthwise(operator, x):
             return SplitUse.BETWEEN
@@ -64,10 +64,6 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
         return SplitUse.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
     return SplitUse.BETWEEN if isinstance(operator, Pooling) or operator.activation else None
-
-
-def _expression(activation: str | None) -> str | None:
-    return ACTIVATIONS[activation] if activation else None
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:
@@ -96,7 +92,7 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
 
 def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
     """Return the computation of a conversion, or of a node that ``accepts`` took. first: the node reads float32."""
-    operator, x, following = node.operator, image_shape(inputs[0]), _expression(node.epilogue)
+    operator, x, following = node.operator, image_shape(inputs[0]), expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
         if first:
             return _UnfoldedConvolution(chip, node, x, output)
@@ -131,7 +127,7 @@ class _SplitAffine(Computation):
 
     def __init__(self, node: Node, x: Shape) -> None:
         self._operator, self._x = node.operator, x
-        following = _expression(node.operator.activation or node.epilogue)
+        following = expression(node.operator.activation or node.epilogue)
         # A depthwise convolution with windows of one pixel.
         self._program = split_passes.depthwise(x, x, (1, 1), (1, 1), (0, 0), following)
         self._parameters: dict[str, Any] = {}
@@ -157,24 +153,17 @@ class _SplitConvolution(Timed):
         problem = problem_of(node.operator, x)
         assert problem, "accepts took it"
         self._problem, self._chip = problem, chip
-        operator = node.operator
-        self._residual = isinstance(operator, Convolution) and operator.residual
-        self._biased = not operator.no_bias or bool(isinstance(operator, Convolution) and operator.norm)
         self._program = self._planned(chip, output)
         self._parameters: dict[str, Any] = {}
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
-        return split_form.convolution(
-            self._problem, chip, bias=self._biased, residual=self._residual, activation=_expression(self._node.epilogue)
-        )
+        operator, following = self._node.operator, expression(self._node.epilogue)
+        options = {"bias": not operator.no_bias or operator.norm is not None, "residual": operator.residual}
+        return split_form.convolution(self._problem, chip, **options, activation=following)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Fold the BatchNorm into filters and bias, and split the filters."""
-        operator = self._node.operator
-        w, bias = inputs[1], None if operator.no_bias else inputs[2]
-        if isinstance(operator, Convolution) and operator.norm:
-            w, bias = operator.folded(inputs)
-        self._parameters = dict(self._converted(w, bias))
+        self._parameters = dict(self._converted(*self._node.operator.folded(inputs)))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         cp, problem = cuda.cupy(), self._problem
@@ -188,7 +177,7 @@ class _SplitConvolution(Timed):
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         arrays = {**arrays_of(inputs[:1], out), **self._parameters}
-        if self._residual:
+        if self._node.operator.residual:
             arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
         return self.timed(cuda.prepared_launch(self._program, self._problem.batch, arrays))
 
@@ -222,10 +211,9 @@ class _DepthwiseConvolution(_SplitConvolution):
     name = "split_depthwise"
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
-        operator, problem = self._node.operator, self._problem
-        self._biased = True
+        operator, x = self._node.operator, self._problem.x_shape
         windows = operator.kernel, operator.stride, operator.pad
-        return split_passes.depthwise(problem.x_shape, output, *windows, _expression(self._node.epilogue))
+        return split_passes.depthwise(x, output, *windows, expression(self._node.epilogue))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         bias = cuda.cupy().zeros(len(w), np.float32) if bias is None else bias

@@ -33,8 +33,8 @@ from ece408_op.runtime.memory import address
 from ._batch import STAGES, Batch
 from ._definition import Shape
 from ._gpu import Chooser
-from ._memory_plan import plan, splits
-from ._network import parse
+from ._network import parse, splits
+from ._schedule import plan
 
 #: The bytes of data and outputs per chunk, and the most chunks: enough to overlap copies with computation, and few
 #: enough to launch quickly.
@@ -126,7 +126,7 @@ class Engine:
             return batch.run(self.given(data), data)
 
     def divides(self, shapes: Sequence[Shape]) -> bool:
-        """Return whether a batch of data of these shapes can be divided by images: see ``_memory_plan.splits``."""
+        """Return whether a batch of data of these shapes can be divided by images: see ``_network.splits``."""
         key = tuple(shapes)
         found = self._independent.get(key)
         if found is None:

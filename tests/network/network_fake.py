@@ -232,7 +232,7 @@ def computed_by_numpy(node, chosen):
         # cuDNN, if it is installed, computes on a GPU alone.
         launches = name != "cudnn" and bind(inputs, out, scratch if scratch_bytes else None)
         inputs, out = [_plain(each) for each in inputs], _plain(out)
-        cublas_alone = name in ("cublas", "BlasFullyConnected") and len(inputs) == 2 and not node.epilogue
+        cublas_alone = name == "cublas" and len(inputs) == 2 and not node.epilogue
         complete = cublas_alone or name == "ArrayComputation"
 
         def call():

@@ -14,8 +14,8 @@ from network_case import mx, mxnets, ndarrays, ours, text_of, values
 import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError, ProblemError
-from ece408_op.network._memory_plan import plan, splits
-from ece408_op.network._network import parse, read_values
+from ece408_op.network._network import parse, read_values, splits
+from ece408_op.network._schedule import plan
 
 S = mx.sym
 data = S.Variable("data")

@@ -30,7 +30,7 @@ def outputs(x, w, bias=None, activation=None, split=True):
     (got,) = ours(symbol, given, {}, way="auto")
     newest = list(engine.engines()[-1].batches.values())[-1].batches[-1]
     (used,) = newest.schedule.computations.values()
-    assert type(used).__name__ == ("SplitFullyConnected" if split else "BlasFullyConnected")
+    assert used.name == ("split_fully_connected" if split else "cublas")
     return got
 
 
