@@ -17,6 +17,6 @@ Training: ``_training`` computes the values and, in reverse order, their gradien
 little. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
 ``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's arrays. ``_step``
 copies in, computes and copies out for each pass and update. ``_backward`` has the backward pass, ``_graph_cache`` the
-passes as CUDA graphs, ``_data_parallel`` the threads of a pass on several GPUs, ``_gpu_update`` the update of
-parameters by the rules of ``_updates``, and ``_parameter_cache`` the parameters that stay on a GPU.
+passes as CUDA graphs, ``_data_parallel`` the threads of a pass on several GPUs, and ``_gpu_update`` the update of
+parameters, of which copies stay on a GPU.
 """

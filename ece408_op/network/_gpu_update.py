@@ -2,6 +2,10 @@
 
 If a gradient stays on a GPU, every element of MXNet's array for it is a signalling NaN: results computed from the array
 are NaN, and arithmetic in place changes its bits.
+
+Copies of updated parameters stay on a GPU, so that later forward passes and updates need not copy them in again. An
+update also writes the new parameter to MXNet's array. The GPU's copy is valid while that is MXNet's last write to the
+array (``array_version``). If MXNet's write counts cannot be read, no copy is valid.
 """
 
 from __future__ import annotations
@@ -9,31 +13,33 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ece408_op.errors import ProblemError
-from ece408_op.plugin import host_context
+from ece408_op.plugin import array_version, host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import OUTPUT
 from ece408_op.runtime.pinned import Pinned, using
 
-from . import _updates
 from ._definition import Shape
 from ._inference import on_each
 from ._packing import packing_of
-from ._parameter_cache import ParameterCache, Updated, WriteCount
+from ._passes import program
 from ._step import step, with_retry
-from ._updates import Rule, Update
 
 #: The bits of the signalling NaN, and of the quiet NaN that arithmetic turns it into.
 _SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
+#: Blocks per parameter.
+_UPDATE_BLOCKS = 64
 
 #: The addresses of a parameter and its gradient on the host.
 Addresses = tuple[int, int]
@@ -89,6 +95,89 @@ def move_from(owner: Any, gpus: Sequence[Gpu]) -> None:
                 no_room = cuda.cupy().cuda.memory.OutOfMemoryError
                 with one.gpu.device, cuda.reported("training"), one.gpu.stream, suppress(no_room):
                     pending[key] = number, one._replace(gradient=one.gradient.copy(), owner=None)
+
+
+class WriteCount:
+    """MXNet's count of writes to an array, compared from one update to the next."""
+
+    def __init__(self) -> None:
+        self._array: Any = None
+        #: Returns the count; None if it cannot be read.
+        self.version: Callable[[], int] | None = None
+        #: The count at the last update.
+        self.last = 0
+
+    def is_once(self, array: Any) -> bool:
+        """Return whether MXNet has written the array exactly once since the last call; False if that cannot be known.
+
+        The caller is a function of ``engine_queue`` that reads or writes MXNet's array.
+        """
+        is_same = self._array is array
+        if not is_same:
+            self._array, self.version = array, None
+            self.version = array_version.version_of(array) if array_version.is_readable() else None
+        before, self.last = self.last, self.version() if self.version else 0
+        return is_same and self.last == before + 1
+
+
+class Updated(NamedTuple):
+    """The parameters of one update on a GPU: CuPy arrays, and the packed arrays that hold their memory."""
+
+    gpu: Gpu
+    arrays: Sequence[Any]
+    packed: Sequence[Any]
+
+
+class _Copy(NamedTuple):
+    """The GPU's copy of a parameter: valid while the count of writes to the host's array is ``writes``."""
+
+    array: Any
+    update: Updated
+    address: int
+    version: Callable[[], int]
+    writes: int
+
+
+class ParameterCache:
+    """The cached copy of one parameter, on the GPU of its last update."""
+
+    def __init__(self) -> None:
+        self._count = WriteCount()
+        #: All fields in one object, which other threads read meanwhile (``cached_at``).
+        self._copy: _Copy | None = None
+
+    def begin(self, parameter: Any) -> _Copy | None:
+        """Return the copy, if it is valid, for the caller to update, and clear the cache until ``keep``.
+
+        So a failed update leaves no copy. parameter: MXNet's array. The caller is a function of ``engine_queue``.
+        """
+        copy, self._copy = self._copy, None
+        return copy if self._count.is_once(parameter) else None
+
+    def keep(self, array: Any, update: Updated, address: int) -> None:
+        """Cache ``array``, whose values the update writes to the parameter's address; only updates may change it."""
+        if self._count.version:
+            self._copy = _Copy(array, update, address, self._count.version, self._count.last + 1)
+            _caches[address] = self
+
+    def at(self, address: int) -> Any | None:
+        """Return the CuPy array if it has the values of the parameter at that address, else None."""
+        copy = self._copy
+        return copy.array if copy and copy.address == address and copy.version() == copy.writes else None
+
+
+#: Caches by the parameter's address. A cache keeps MXNet's array alive, so that no other array gets its address. An
+#: entry may be outdated; ``at`` checks that.
+_caches: weakref.WeakValueDictionary[int, ParameterCache] = weakref.WeakValueDictionary()
+
+
+def cached_at(address: int) -> Any | None:
+    """Return a CuPy array, on any GPU, with the values of MXNet's parameter at that address; None if there is none.
+
+    The caller may only read the array, and is a function that MXNet's engine runs to read the parameter.
+    """
+    found = _caches.get(address)
+    return found.at(address) if found else None
 
 
 class HostArrays(NamedTuple):
@@ -157,6 +246,65 @@ class State:
         return State, (self._on_host(), self.updates)
 
 
+class Update(NamedTuple):
+    """One parameter's update: CuPy float32 arrays of one shape. The parameter and its states change.
+
+    rate: the learning rate. decay: the weight decay's factor.
+    """
+
+    parameter: Any
+    gradient: Any
+    states: Sequence[Any]
+    rate: float
+    decay: float
+
+
+class Rule(NamedTuple):
+    """An optimiser's rule: Adam (Kingma and Ba, 2015), or SGD, whose momentum is beta1.
+
+    Adam's bias correction is part of each Update's rate. scale: the factor of gradients. clip: the limit of the
+    absolute values of gradients' elements, infinite for no limit.
+    """
+
+    is_adam: bool
+    scale: float
+    clip: float
+    beta1: float
+    beta2: float = 0.0
+    epsilon: float = 0.0
+
+    @property
+    def states(self) -> int:
+        """The number of arrays in a parameter's state."""
+        return 2 if self.is_adam else 1
+
+
+def rows_of(updates: Sequence[Update]) -> np.ndarray:
+    """Return ``struct Row`` of training.cu for each parameter: four addresses, the element count, and both factors."""
+    factors = np.array([(one.rate, one.decay) for one in updates], np.float32).view(np.int64)
+    rows = np.zeros((len(updates), 6), np.int64)
+    addresses = [[array.data.ptr for array in (one.parameter, one.gradient, *one.states)] for one in updates]
+    rows[:, : len(addresses[0])] = addresses
+    rows[:, 4], rows[:, 5:] = [one.parameter.size for one in updates], factors
+    return rows
+
+
+@lru_cache(maxsize=64)
+def update_program(rule: Rule, count: int) -> cuda.Program:
+    """Return the program that updates ``count`` parameters by a rule; array x has the result of ``rows_of``."""
+    complements = 1 - rule.beta1, 1 - rule.beta2
+    numbers = rule.scale, rule.clip, rule.beta1, rule.beta2, *complements, rule.epsilon
+    args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(rule.is_adam)}
+    # A parameter may have any number of elements.
+    return program("training.cu", "update", args, 1 << 31, defines, grid=(_UPDATE_BLOCKS, count))
+
+
+def launch(rule: Rule, updates: Sequence[Update]) -> None:
+    """Update all parameters in one launch, on the current device and stream."""
+    rows = cuda.cupy().asarray(rows_of(updates))
+    cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
+
+
 class Operand(NamedTuple):
     """One parameter of an update: MXNet's arrays, views of them, the state, learning rate and weight decay."""
 
@@ -210,7 +358,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
                 Update(parameter, gradient, operands[n].state.on(gpu), operands[n].rate, operands[n].decay)
                 for parameter, gradient, n in zip(found.arrays, both[1::2], mine)
             ]
-            _updates.update(rule, updates)
+            launch(rule, updates)
             return packed, found
 
         host = (array for n in mine for array in operands[n].host[:2])

@@ -20,8 +20,7 @@ import numpy as np
 from ece408_op.errors import ProblemError
 from ece408_op.plugin import array_version, bridge, engine_queue
 
-from ._gpu_update import Operand, State, update
-from ._updates import Rule
+from ._gpu_update import Operand, Rule, State, update
 
 
 def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:

@@ -2,7 +2,7 @@
 
 The forward pass copies data, parameters and states to the GPU, saves all values there, and copies outputs and new
 states back. The backward pass copies the outputs' gradients and the labels in. Gradients to parameters are copied out,
-or stay on the GPU for an optimiser (``_gpu_update``), whose updated parameters stay there too (``_parameter_cache``).
+or stay on the GPU for an optimiser (``_gpu_update``), whose updated parameters stay there too (``cached_at``).
 
 Training on several GPUs is data parallel: each has all parameters and computes its share of the batch; the shares
 differ by at most one image. NCCL sums each parameter's gradients on one GPU, which hands the sum to MXNet or to the
@@ -30,12 +30,11 @@ from ece408_op.runtime.memory import address
 from . import _inference, _training
 from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup, RetryError
-from ._gpu_update import Deferred, defer, mark, move_from
+from ._gpu_update import Deferred, cached_at, defer, mark, move_from
 from ._graph_cache import CaptureError, GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
 from ._packing import packing_of
-from ._parameter_cache import cached_at
 from ._step import step, with_retry
 from ._training_gpu import GpuOperators
 from .engine import Engine

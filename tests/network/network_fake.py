@@ -19,7 +19,7 @@ import numpy as np
 import numpy_operators
 from cuda_layers import H200
 
-from ece408_op.network import _dense, _gpu_update, _updates, engine, trainer
+from ece408_op.network import _dense, _gpu_update, engine, trainer
 from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Function
@@ -314,7 +314,7 @@ def _concatenate(items):
         found.append(whole)
 
 
-def updated(rule, updates, launch=_updates.update):
+def updated(rule, updates, launch=_gpu_update.launch):
     launch(rule, updates)
     for one in updates:
         numpy_operators.update(rule, one)
@@ -381,7 +381,7 @@ def installed():
         mock.patch.object(Rank, "launch", launched),
         mock.patch.object(engine, "Chooser", Chooser),
         mock.patch.object(trainer, "GpuOperators", Operators),
-        mock.patch.object(_updates, "update", updated),
+        mock.patch.object(_gpu_update, "launch", updated),
         mock.patch.dict(sys.modules, modules),
         mock.patch.object(_dense, "ctypes", libraries),
     ):

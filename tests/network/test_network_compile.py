@@ -10,9 +10,9 @@ import nvrtc
 from cuda_layers import chip_of, each_architecture
 
 from ece408_op.kernels.cuda.split_precision import dense
-from ece408_op.network import _passes, _training_gpu, _updates
+from ece408_op.network import _gpu_update, _passes, _training_gpu
+from ece408_op.network._gpu_update import Rule
 from ece408_op.network._layers import BatchNorm, Pooling
-from ece408_op.network._updates import Rule
 from ece408_op.plugin import _passes as _operator_passes
 from ece408_op.problem import ConvProblem
 
@@ -46,7 +46,7 @@ TRAINING = [
     *_training_gpu.norm_programs(BatchNorm("BatchNorm", bias=True), 64, 4, 1960),
     *(_training_gpu.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_gpu.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
-    *(_updates.update_program(rule, 3) for rule in (Rule(False, 1, 1, 0.9), ADAM)),
+    *(_gpu_update.update_program(rule, 3) for rule in (Rule(False, 1, 1, 0.9), ADAM)),
     _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", save_argmax=True),
     _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
     _passes.pool_gradient(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
@@ -77,8 +77,8 @@ def test_the_split_precision_product_compiles_for_hopper():
 
 
 def test_adam_gets_the_complements_of_its_betas_rounded_once():
-    (launch,) = _updates.update_program(ADAM, 1).plan.steps(1)
-    parameters = re.search(r"void update\(([^)]*)\)", _updates.update_program(ADAM, 1).source).group(1)
+    (launch,) = _gpu_update.update_program(ADAM, 1).plan.steps(1)
+    parameters = re.search(r"void update\(([^)]*)\)", _gpu_update.update_program(ADAM, 1).source).group(1)
     given = dict(zip((each.split()[-1] for each in parameters.split(",")), launch.args))
     assert (given["rest1"], given["rest2"]) == (np.float32(0.1), np.float32(0.001))
 

@@ -9,7 +9,7 @@ from test_training import S, assert_close, data, images, module, ndarrays, node_
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.network import _gpu_update
-from ece408_op.network._updates import Update, rows_of
+from ece408_op.network._gpu_update import Update, rows_of
 from ece408_op.plugin import array_version
 from ece408_op.runtime import cuda
 

@@ -12,8 +12,8 @@ from test_training_gpus import on_gpus, plain
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _packing, _step, _updates
-from ece408_op.network._parameter_cache import cached_at
+from ece408_op.network import _gpu_update, _packing, _step
+from ece408_op.network._gpu_update import cached_at
 from ece408_op.plugin import array_version
 from ece408_op.plugin.bridge import addresses
 from ece408_op.runtime import pinned
@@ -286,7 +286,7 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
     ours.forward(3)
     ours.executor.backward()
     mx.nd.waitall()
-    original = _updates.update
+    original = _gpu_update.launch
 
     def fails(rule, updates):
         original(rule, updates)
@@ -295,7 +295,7 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
         raise DeviceError("out of order")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_updates, "update", fails)
+        patch.setattr(_gpu_update, "launch", fails)
         ours.apply()
         with pytest.raises(DeviceError, match=r"GPU \d: out of order"):
             mx.nd.waitall()
