@@ -13,10 +13,10 @@ order. ``_gpu`` chooses the implementation of each node on the GPU: the package'
 (``_split_layers``) or on float32 (``_passes``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory,
 the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a batch among GPUs.
 
-Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values and fuses
-little. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
+Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values.
+``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
 ``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's arrays. ``_step``
-copies in, computes and copies out for each pass and update. ``_backward`` has the backward pass, ``_graph_cache`` the
-passes as CUDA graphs, ``_data_parallel`` the threads of a pass on several GPUs, and ``_gpu_update`` the update of
-parameters, of which copies stay on a GPU.
+copies in, computes and copies out for each pass and update. ``_graph_cache`` has the passes as CUDA graphs,
+``_data_parallel`` the threads of a pass on several GPUs, and ``_gpu_update`` the update of parameters, of which copies
+stay on a GPU.
 """

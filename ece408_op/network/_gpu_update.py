@@ -27,14 +27,12 @@ from ece408_op.plugin import array_version, host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import OUTPUT
 from ece408_op.runtime.pinned import Pinned, using
 
 from ._definition import Shape
 from ._inference import on_each
-from ._packing import packing_of
 from ._passes import program
-from ._step import step, with_retry
+from ._step import packing_of, step, with_retry
 
 #: The bits of the signalling NaN, and of the quiet NaN that arithmetic turns it into.
 _SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
@@ -364,7 +362,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
         host = (array for n in mine for array in operands[n].host[:2])
         inputs = [array for array, copy in zip(host, there) if copy is None]
         with using(targets) as flags, gpu.lock:
-            found = with_retry([gpu], lambda _: step(gpu, inputs, targets, compute, pinned={OUTPUT: flags}))
+            found = with_retry([gpu], lambda _: step(gpu, inputs, targets, compute, pinned_outputs=flags))
         for n, array in zip(mine, found.arrays):
             operands[n].state.cache.keep(array, found, operands[n].host.addresses[0])
 

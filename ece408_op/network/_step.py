@@ -1,13 +1,14 @@
 """Copy in, compute and copy out once on a GPU: a pass of a training step, or an update.
 
-All data of a step is one chunk of the copy pipeline.
+All data of a step is one chunk of the copy pipeline. Small arrays are packed into one buffer, because Python takes
+about 50 microseconds per copy, whatever the size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
-from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,22 +18,87 @@ from ece408_op.errors import DeviceError
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
+from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.compile_ahead import compile_ahead
 from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer
-from ece408_op.runtime.launch import ceil_div
+from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, ceil_div, round_up
+from ece408_op.runtime.memory import address
 
 from ._data_parallel import Rank, RetryError
 from ._definition import Shape
 from ._graph_cache import GraphPass
-from ._packing import packing_of
 from .engine import copying_threads, free_memory
 
 Result = TypeVar("Result")
+
+#: The most bytes of a small array.
+SMALL_BYTES = 256 << 10
 
 #: The most threads that copy, and the fewest and most bytes per transfer, tuned on the 2018 fall network (ece408-bench
 #: networks --training). There are more threads than in ``engine``, because a step copies everything in one chunk, and
 #: its threads contend less for the GIL.
 _THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
+
+
+class Packing:
+    """The packed form of float32 arrays of these shapes: the large arrays and, last, a flat array with all others.
+
+    shapes: those of the packed arrays.
+    """
+
+    def __init__(self, shapes: tuple[Shape, ...]) -> None:
+        #: The shape of each array, and the index of its first element in the flat array, -1 for a large array.
+        self._offsets: list[tuple[Shape, int]] = []
+        #: Views of the last flat host arrays, by address, cached because making hundreds takes as long as filling them.
+        self._views: BoundedDict[int, list[np.ndarray]] = BoundedDict(8)
+        size = 0
+        for shape in shapes:
+            small = ITEM_BYTES * prod(shape) <= SMALL_BYTES
+            self._offsets.append((tuple(shape), size if small else -1))
+            size += round_up(prod(shape), SCRATCH_ALIGNMENT // ITEM_BYTES) if small else 0
+        # The flat array is never empty, so that callers can always copy it.
+        self.shapes = [*(shape for shape, offset in self._offsets if offset < 0), (max(1, size),)]
+
+    def large(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return those of the arrays that count as large."""
+        return [array for array, (_, offset) in zip(arrays, self._offsets) if offset < 0]
+
+    def copy_small(self, arrays: Sequence[np.ndarray], flat: np.ndarray, out: bool = False) -> None:
+        """Copy the small ones of the NumPy arrays to the flat array, or with ``out`` from the flat array."""
+        views = self._views.get(address(flat))
+        if views is None:
+            views = self._views[address(flat)] = self._small_views(flat)
+        small = (array for array, (_, offset) in zip(arrays, self._offsets) if offset >= 0)
+        for array, view in zip(small, views):
+            if out:
+                array[...] = view
+            else:
+                view[...] = array
+
+    def packed(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the large ones of the CuPy arrays, and a flat array with copies of the others."""
+        flat = cuda.cupy().zeros(self.shapes[-1], np.float32)
+        small = (array for array, (_, offset) in zip(arrays, self._offsets) if offset >= 0)
+        for array, view in zip(small, self._small_views(flat)):
+            view[...] = array
+        return [*self.large(arrays), flat]
+
+    def unpacked(self, packed: Sequence[Any]) -> list[Any]:
+        """Return the arrays in their original order, the small ones as views of the flat array."""
+        *large, flat = packed
+        rest, views = iter(large), iter(self._small_views(flat))
+        return [next(rest if offset < 0 else views) for _, offset in self._offsets]
+
+    def _small_views(self, flat: Any) -> list[Any]:
+        return [flat[start : start + prod(shape)].reshape(shape) for shape, start in self._offsets if start >= 0]
+
+
+packing_of_shapes = lru_cache(maxsize=64)(Packing)
+
+
+def packing_of(arrays: Sequence[Any]) -> Packing:
+    """Return the packing for arrays of these arrays' shapes."""
+    return packing_of_shapes(tuple(array.shape for array in arrays))
 
 
 def step(
@@ -43,7 +109,8 @@ def step(
     *,
     graph: tuple[GraphPass, Rank] | None = None,
     cached: Callable[[np.ndarray], Any] = lambda _: None,
-    pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+    pinned_inputs: Sequence[bool] = (),
+    pinned_outputs: Sequence[bool] = (),
     meanwhile: Sequence[Callable[[], None]] = (),
     then: Callable[[Any], Any] = lambda result: result,
     first: bool = False,
@@ -54,15 +121,15 @@ def step(
 
     compute: returns the arrays as packed by ``packing_of(outputs)``, and the result; it changes nothing before it has
     allocated all memory. graph: a CUDA graph that captures or repeats the computation. cached: returns for a large
-    input a CuPy array on any GPU that is copied instead, or None. pinned: by role, whether each input or output is in
-    pinned memory. meanwhile: functions to call while the GPU computes. then: queues work behind the computation, takes
-    the result and returns the final one. first: compile in parallel, before ``compute`` runs, the kernels that it
-    launches; ignored with ``graph``.
+    input a CuPy array on any GPU that is copied instead, or None. pinned_inputs, pinned_outputs: whether each array is
+    in pinned memory; none is if empty. meanwhile: functions to call while the GPU computes. then: queues work behind
+    the computation, takes the result and returns the final one. first: compile in parallel, before ``compute`` runs,
+    the kernels that it launches; ignored with ``graph``.
     """
     packing, out_packing = map(packing_of, (inputs, outputs))
     large, targets = packing.large(inputs), out_packing.large(outputs)
-    in_pinned = packing.large(pinned.get(INPUT, [False] * len(inputs)))
-    out_pinned = out_packing.large(pinned.get(OUTPUT, [False] * len(outputs)))
+    in_pinned = packing.large(pinned_inputs or [False] * len(inputs))
+    out_pinned = out_packing.large(pinned_outputs or [False] * len(outputs))
     with gpu.device, cuda.reported("training"):
         try:
             small = _pinned_buffer(gpu, INPUT, packing.shapes[-1])

@@ -1,19 +1,26 @@
 """A network's forward and backward pass in training: every value is saved, and gradients are computed in reverse order.
 
+A backward pass, on one GPU or several, can be queued right behind its forward pass.
+
 This is reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). No later value overwrites a
 value's memory, so each operator's gradient can read inputs and output. CuPy allocates the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ece408_op.runtime import cuda
+
+from ._data_parallel import Rank, RankGroup
 from ._definition import Shape, Trained
+from ._graph_cache import GraphPass, Graphs
 from ._network import Network
+from ._step import packing_of, pinned_array, step
 from ._training_gpu import GpuOperators
 
 
@@ -24,7 +31,7 @@ class SavedValues:
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
-    #: The QueuedBackward that is queued behind this pass, if any: see ``_backward``.
+    #: The QueuedBackward that is queued behind this pass, if any: see ``queue_backward``.
     queued: Any = None
 
 
@@ -85,3 +92,172 @@ def backward(
 def _add(found: dict[int, Any], value: int, gradient: Any) -> None:
     """Add to a value's gradient, out of place: views of the arrays may be other values' gradients."""
     found[value] = found[value] + gradient if value in found else gradient
+
+
+class Gradients(NamedTuple):
+    """One rank's gradients on its GPU.
+
+    gradients: all, by number. Packed (see ``Packing``): images: the gradients to variables whose images are divided
+    among the ranks. partial: this GPU's contribution to the summed gradients. sums: the sums over all GPUs that this
+    rank owns.
+    """
+
+    gradients: Mapping[int, Any]
+    images: Sequence[Any]
+    partial: Sequence[Any]
+    sums: Sequence[Any]
+
+
+class QueuedBackward(NamedTuple):
+    """A backward pass that is queued behind its forward pass: its kind, copies of its labels, and its gradients."""
+
+    kind: Hashable
+    labels: Sequence[np.ndarray]
+    gradients: Gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward pass.
+
+    shares: the images of each GPU that computed, which are the first ones of the trainer's GPUs. ranks: their values.
+    graphs: the CUDA graphs that own the values' memory, None if there are none.
+    """
+
+    data_shapes: Sequence[Shape]
+    shares: Sequence[slice]
+    ranks: Sequence[SavedValues]
+    graphs: Graphs | None
+
+
+class Backward:
+    """One backward pass on all GPUs; the arguments are those of ``Trainer.backward``."""
+
+    def __init__(
+        self,
+        network: Network,
+        before: Forward,
+        labels: Sequence[np.ndarray],
+        gradients: Mapping[int, np.ndarray],
+        targets: Mapping[int, np.ndarray],
+        deferred: Mapping[int, np.ndarray],
+    ) -> None:
+        self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
+        self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
+        #: Gradients to data and labels: each GPU computes those of its share of the images.
+        self._images = {number: array for number, array in targets.items() if number not in self._parameters}
+        self.summed = {**self._parameters, **deferred}
+        #: For each rank, the numbers of the gradients that are summed on its GPU.
+        self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
+        self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
+        self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
+
+    def _ranks(self) -> list[Rank]:
+        group = RankGroup([], self._before.shares, None)
+        return [Rank(group, number) for number in range(len(self._before.shares))]
+
+    def _is_queued(self, rank: Rank) -> bool:
+        queued = self._before.ranks[rank.number].queued
+        labels = map(rank.share_of, self._labels)
+        return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
+
+    def compute(
+        self,
+        rank: Rank,
+        operators: GpuOperators,
+        graphs: Graphs | None,
+        meanwhile: Sequence[Callable[[], None]],
+        first: bool,
+    ) -> Gradients:
+        """Compute the gradients on the rank's GPU, or wait for them if they are queued; return them, complete."""
+        if self.is_queued:
+            queued: Any = self._before.ranks[rank.number].queued
+            return step(rank.gpu, [], [], lambda _: ([], queued.gradients), meanwhile=meanwhile)
+        inputs = list(map(rank.share_of, (*self._labels, *self._gradients.values())))
+        images = {number: rank.share_of(array) for number, array in self._images.items()}
+        shapes = {number: array.shape for number, array in {**self.summed, **images}.items()}
+
+        def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], Gradients]:
+            labels = dict(zip(self._network.labels, arrays))
+            heads = dict(zip(self._gradients, arrays[len(labels) :]))
+            before, xp = self._before.ranks[rank.number], cuda.cupy()
+            known = backward(self._network, operators, before, labels, heads, shapes)
+            gradients = {
+                number: xp.ascontiguousarray(known[number]) if number in known else xp.zeros(shape, np.float32)
+                for number, shape in shapes.items()
+            }
+            return [], self._packed(rank, gradients, list(images.values()))
+
+        graph = graph_of(graphs, rank, self.kind, inputs)
+        return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile, first=first)
+
+    def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> Gradients:
+        """Return the gradients, packed where they are copied out or summed, with memory for the rank's own sums."""
+        packings = [packing_of([self.summed[number] for number in numbers]) for numbers in self.owned]
+        partial, sums = list[Any](), list[Any]()
+        if rank.size > 1 or self._parameters:
+            for numbers, packing in zip(self.owned, packings):
+                partial += packing.packed([gradients[number] for number in numbers])
+            sums = partial
+        if rank.size > 1:
+            own = packings[rank.number]
+            sums = [cuda.cupy().empty(shape, np.float32) for shape in own.shapes]
+            gradients.update(zip(self.owned[rank.number], own.unpacked(sums)))
+        packed = packing_of(images).packed([gradients[number] for number in self._images]) if images else []
+        return Gradients(gradients, packed, partial, sums)
+
+    def copy_out(self, rank: Rank, found: Gradients) -> None:
+        """Copy the rank's share of image gradients and its sums of parameter gradients to the targets."""
+        images = list(map(rank.share_of, self._images.values()))
+        parameters = [self._parameters[number] for number in self.owned[rank.number]] if self._parameters else []
+        if images:
+            step(rank.gpu, [], images, lambda _: (found.images, None))
+        if parameters:
+            step(rank.gpu, [], parameters, lambda _: (found.sums, None))
+
+
+def queue_backward(
+    rank: Rank, graphs: Graphs | None, kind: Hashable, labels: Callable[[], list[np.ndarray]]
+) -> QueuedBackward | None:
+    """Queue the backward pass for these labels behind a forward pass, before MXNet asks for it.
+
+    So the GPU need not wait for MXNet and Python between the passes. kind: that of the last step's backward pass.
+    Returns None if ``graphs`` or ``kind`` is None, or if no pass of that kind is captured as a CUDA graph. The current
+    GPU and stream are the rank's.
+    """
+    if graphs is None or kind is None:
+        return None
+    given = [array.copy() for array in labels()]
+    packing = packing_of(given)
+    graph = graphs.of(rank, kind, packing.shapes)
+    if not graph.is_captured:
+        return None
+    graph.pinned = graph.pinned or [pinned_array(rank.gpu, shape) for shape in packing.shapes]
+    for array, label in zip(graph.pinned, packing.large(given)):
+        array[...] = label
+    packing.copy_small(given, graph.pinned[-1])
+    for target, array in zip(graph.inputs, graph.pinned):
+        target.set(array)
+    _, gradients = graph.launch(rank)
+    if rank.group.communicator:
+        # No thread waits for this pass before the next call on these GPUs. If a GPU fails meanwhile, ``watch`` aborts
+        # the communicator.
+        rank.group.communicator.watch(rank.gpu.stream.record())
+    return QueuedBackward(kind, given, gradients)
+
+
+def graph_of(
+    graphs: Graphs | None, rank: Rank, kind: Hashable, inputs: Sequence[np.ndarray]
+) -> tuple[GraphPass, Rank] | None:
+    """Return the ``graph`` argument of ``step`` for a pass with these inputs, None without graphs."""
+    return (graphs.of(rank, kind, packing_of(inputs).shapes), rank) if graphs else None
+
+
+def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
+    """Divide arrays into parts of about equally many bytes; return the array numbers of each part."""
+    owned, loads = [list[int]() for _ in range(parts)], [0] * parts
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        part = loads.index(min(loads))
+        owned[part].append(number)
+        loads[part] += sizes[number]
+    return owned

@@ -24,18 +24,16 @@ import numpy as np
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda, nccl
 from ece408_op.runtime.bounded_dict import BoundedDict
-from ece408_op.runtime.copy_pipeline import INPUT
 from ece408_op.runtime.memory import address
 
 from . import _inference, _training
-from ._backward import Backward, Forward, Gradients, graph_of, queue_backward
 from ._data_parallel import Rank, RankGroup, RetryError
 from ._gpu_update import Deferred, cached_at, defer, mark, move_from
 from ._graph_cache import CaptureError, GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
-from ._packing import packing_of
-from ._step import step, with_retry
+from ._step import packing_of, step, with_retry
+from ._training import Backward, Forward, Gradients, SavedValues, graph_of, queue_backward
 from ._training_gpu import GpuOperators
 from .engine import Engine
 
@@ -84,14 +82,14 @@ class Trainer:
             gpus = min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
             shares = [images for _, images in _inference.shares(self._engine, data, gpus)]
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
-        flags = {INPUT: [*pinned, *(False for _ in parameters)]}
+        pinned_inputs = [*pinned, *(False for _ in parameters)]
 
-        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> _training.SavedValues:
+        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> SavedValues:
             inputs = [*map(rank.share_of, data), *parameters]
             # Only the first GPU copies the new states out, since all compute the same ones.
             results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
 
-            def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], _training.SavedValues]:
+            def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], SavedValues]:
                 given = dict(zip((*network.data, *network.parameters), arrays))
                 shapes = network.infer({name: x.shape for name, x in zip(network.names(network.data), inputs)})
                 own_seed = seed + (rank.number << _SEED_SHIFT)
@@ -100,13 +98,20 @@ class Trainer:
                 values = [*(found.values[value] for value in network.outputs), *changed]
                 return packing_of(results).packed(values), found
 
-            def queue(found: _training.SavedValues) -> _training.SavedValues:
+            def queue(found: SavedValues) -> SavedValues:
                 own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
                 return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
 
             graph = graph_of(graphs, rank, ("forward", tuple(states)), inputs)
-            options: dict[str, Any] = {"pinned": flags, "meanwhile": () if rank.number else meanwhile, "then": queue}
-            return step(rank.gpu, inputs, results, compute, graph=graph, cached=_cached, first=first, **options)
+            return step(
+                *(rank.gpu, inputs, results, compute),
+                graph=graph,
+                cached=lambda array: cached_at(address(array)),
+                pinned_inputs=pinned_inputs,
+                meanwhile=() if rank.number else meanwhile,
+                then=queue,
+                first=first,
+            )
 
         with self._locked(shares) as locked:
             data_shapes = tuple(array.shape for array in data)
@@ -214,10 +219,6 @@ class Trainer:
                 raise
 
         return with_retry(gpus, attempt)
-
-
-def _cached(array: np.ndarray) -> Any | None:
-    return cached_at(address(array))
 
 
 _trainers: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], Trainer]] = weakref.WeakKeyDictionary()

@@ -12,7 +12,7 @@ from test_training_gpus import on_gpus, plain
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _gpu_update, _packing, _step
+from ece408_op.network import _gpu_update, _step
 from ece408_op.network._gpu_update import cached_at
 from ece408_op.plugin import array_version
 from ece408_op.plugin.bridge import addresses
@@ -28,11 +28,11 @@ NAMES = ("first_weight", "first_bias", "w", "last_weight", "last_bias")
 @pytest.fixture(autouse=True)
 def all_large(monkeypatch):
     """Small parameters, as those of tests are, cross the bus in any case, and are not pinned."""
-    monkeypatch.setattr(_packing, "SMALL_BYTES", 4)
+    monkeypatch.setattr(_step, "SMALL_BYTES", 4)
     monkeypatch.setattr(pinned, "LEAST_BYTES", 8)
-    _packing.packing_of_shapes.cache_clear()
+    _step.packing_of_shapes.cache_clear()
     yield
-    _packing.packing_of_shapes.cache_clear()
+    _step.packing_of_shapes.cache_clear()
 
 
 @pytest.fixture(params=[[0], [0, 1], pytest.param([1, 0], marks=pytest.mark.exhaustive)], ids=str)

@@ -11,7 +11,7 @@ from test_training import assert_close, bound, images, results, small, step
 from test_training_gpus import normalized, odd, on_gpus
 
 from ece408_op.errors import DeviceError
-from ece408_op.network import _backward, trainer
+from ece408_op.network import _training, trainer
 from ece408_op.network._training_gpu import GpuOperators
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
@@ -108,7 +108,7 @@ def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
         return original(gpu, inputs, outputs, *given, **options)
 
     with monkeypatch.context() as patch:
-        for module in (trainer, _backward):
+        for module in (trainer, _training):
             patch.setattr(module, "step", fails_there)
         if fails != "forward":
             executor.forward(is_train=True)
