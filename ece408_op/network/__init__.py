@@ -16,7 +16,6 @@ the CUDA graphs and the convolutions' times for one batch size. ``_inference`` d
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values.
 ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
 ``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's arrays. ``_step``
-copies in, computes and copies out for each pass and update. ``_graph_cache`` has the passes as CUDA graphs,
-``_data_parallel`` the threads of a pass on several GPUs, and ``_gpu_update`` the update of parameters, of which copies
-stay on a GPU.
+copies in, computes and copies out for each pass and update. ``_data_parallel`` has the threads of a pass on several
+GPUs and the passes as CUDA graphs, and ``_gpu_update`` the update of parameters, of which copies stay on a GPU.
 """

@@ -24,9 +24,8 @@ from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, Stag
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, ceil_div, round_up
 from ece408_op.runtime.memory import address
 
-from ._data_parallel import Rank, RetryError
+from ._data_parallel import GraphPass, Rank, RetryError
 from ._definition import Shape
-from ._graph_cache import GraphPass
 from .engine import copying_threads, free_memory
 
 Result = TypeVar("Result")

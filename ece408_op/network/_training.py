@@ -16,9 +16,8 @@ import numpy as np
 
 from ece408_op.runtime import cuda
 
-from ._data_parallel import Rank, RankGroup
+from ._data_parallel import GraphPass, Graphs, Rank, share_of
 from ._definition import Shape, Trained
-from ._graph_cache import GraphPass, Graphs
 from ._network import Network
 from ._step import packing_of, pinned_array, step
 from ._training_gpu import GpuOperators
@@ -150,15 +149,11 @@ class Backward:
         #: For each rank, the numbers of the gradients that are summed on its GPU.
         self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
         self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
-        self.is_queued = not gradients and all(self._is_queued(rank) for rank in self._ranks())
+        self.is_queued = not gradients and all(map(self._is_queued, range(len(before.shares))))
 
-    def _ranks(self) -> list[Rank]:
-        group = RankGroup([], self._before.shares, None)
-        return [Rank(group, number) for number in range(len(self._before.shares))]
-
-    def _is_queued(self, rank: Rank) -> bool:
-        queued = self._before.ranks[rank.number].queued
-        labels = map(rank.share_of, self._labels)
+    def _is_queued(self, rank: int) -> bool:
+        queued = self._before.ranks[rank].queued
+        labels = [share_of(array, self._before.shares, rank) for array in self._labels]
         return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
 
     def compute(

@@ -27,9 +27,8 @@ from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.memory import address
 
 from . import _inference, _training
-from ._data_parallel import Rank, RankGroup, RetryError
+from ._data_parallel import CaptureError, GraphCache, Graphs, Rank, RankGroup, RetryError
 from ._gpu_update import Deferred, cached_at, defer, mark, move_from
-from ._graph_cache import CaptureError, GraphCache, Graphs
 from ._layers import BatchNorm
 from ._network import parse
 from ._step import packing_of, step, with_retry
@@ -51,7 +50,7 @@ class Trainer:
         self._engine: Engine = weakref.proxy(engines[0])
         self._gpus = [engine.gpu for engine in engines]
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
-        self._graphs = None if self.network.is_random else GraphCache()
+        self._graphs, self._repeats = GraphCache(), not self.network.is_random
         #: The kinds of passes that have run, with the shapes of their data.
         self._known: BoundedDict[Hashable, bool] = BoundedDict(64)
         operators = [node.operator for _, node in self.network.operators]
@@ -77,10 +76,8 @@ class Trainer:
         Raises ProblemError if several GPUs are to share the batch of a network that, BatchNorm aside, does not compute
         each image by itself.
         """
-        network, shares = self.network, [slice(None)]
-        if len(self._gpus) > 1:
-            gpus = min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
-            shares = [images for _, images in _inference.shares(self._engine, data, gpus)]
+        network, most = self.network, min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
+        shares = [images for _, images in _inference.shares(self._engine, data, most)]
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         pinned_inputs = [*pinned, *(False for _ in parameters)]
 
@@ -116,15 +113,15 @@ class Trainer:
         with self._locked(shares) as locked:
             data_shapes = tuple(array.shape for array in data)
             first = self._is_first("forward", data_shapes)
-            if self._graphs:
-                move_from(self._graphs.user(), locked)
-            graphs = self._graphs.take(data_shapes, locked) if self._graphs else None
-            kind = graphs.take_backward() if graphs else None
+            move_from(self._graphs.user(), locked)
+            graphs = self._graphs.take(data_shapes, locked) if self._repeats else None
+            kind: Hashable = None
+            if graphs:
+                kind, graphs.backward = graphs.backward, None
             try:
                 ranks, graphs = self._on_ranks(shares, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
             except BaseException:
-                if self._graphs:
-                    self._graphs.clear()
+                self._graphs.clear()
                 raise
             found = Forward(data_shapes, shares, ranks, graphs)
             if graphs:
@@ -173,12 +170,11 @@ class Trainer:
                 before.graphs.backward = None if gradients else one.kind
         # A gradient may be in the graphs' memory, which the graphs do not reuse while ``before`` is alive.
         memory = before if before.graphs else None
-        owners = {number: rank for rank, numbers in enumerate(one.owned) for number in numbers}
-        arrays = {number: found[owner].gradients[number] for number, owner in owners.items()}
+        owned = [(rank, number) for rank, numbers in enumerate(one.owned) for number in numbers if number in deferred]
         defer(
             {
-                address(array): Deferred(gpus[owners[number]], arrays[number], memory)
-                for number, array in deferred.items()
+                address(deferred[number]): Deferred(gpus[rank], found[rank].gradients[number], memory)
+                for rank, number in owned
             }
         )
 
@@ -215,7 +211,7 @@ class Trainer:
             except RetryError as error:
                 if used:
                     # After a lack of memory, a later step may capture again.
-                    used.refuse() if isinstance(error, CaptureError) else used.drop()
+                    used.drop(refuse=isinstance(error, CaptureError))
                 raise
 
         return with_retry(gpus, attempt)
