@@ -85,10 +85,15 @@ def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
         return None
     if node.operator.activation and feeding.operator.takes_epilogue:
         return replace(feeding, epilogue=node.operator.activation)
-    if not isinstance(feeding.operator, Convolution):
+    convolution, own = feeding.operator, node.operator
+    if not isinstance(convolution, Convolution) or convolution.residual:
         return None
-    first = node.inputs[0].node == before
-    constant = all(SHAPE in nodes[each.node].attrs for each in [*feeding.inputs[1:], *others])
-    operator = feeding.operator.followed_by(node.operator, first, constant)
-    inputs = [*feeding.inputs, *others]
-    return replace(feeding, operator=operator, inputs=inputs, epilogue=node.epilogue) if operator else None
+    if own.op == "elemwise_add":
+        operator = replace(convolution, residual=True)
+    else:
+        constant = all(SHAPE in nodes[each.node].attrs for each in [*feeding.inputs[1:], *others])
+        foldable = isinstance(own, BatchNorm) and own.axis == 1 and node.inputs[0].node == before
+        if not (foldable and constant) or convolution.norm:
+            return None
+        operator = replace(convolution, norm=own)
+    return replace(feeding, operator=operator, inputs=[*feeding.inputs, *others], epilogue=node.epilogue)

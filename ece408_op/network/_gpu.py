@@ -27,7 +27,7 @@ from ._formats import SplitUse
 from ._layers import BatchNorm, Convolution, FullyConnected, Pooling, Weighted
 from ._network import described
 from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, Timed, in_order
-from ._shaping import Softmax, SoftmaxOutput
+from ._shaping import SoftmaxAlongAxis
 
 CUDNN = cudnn.KERNEL.name
 #: The fewest channels of a 1 x 1 convolution in float32 for which cuBLAS is used. On an H200, the package's kernel took
@@ -74,7 +74,7 @@ class Chooser:
             return _Norm(self, node, output)
         if isinstance(operator, Pooling):
             return ProgramComputation(_passes.pool(operator, x, output, node.epilogue))
-        length = operator.row_length(output) if isinstance(operator, (Softmax, SoftmaxOutput)) else None
+        length = operator.row_length(output) if isinstance(operator, SoftmaxAlongAxis) else None
         if length is not None:
             options = operator.temperature, operator.logarithm
             return ProgramComputation(_passes.softmax(prod(output) // length, length, *options))

@@ -93,16 +93,6 @@ class Convolution(Weighted):
         if min(sizes) < 1 or min(self.pad) < 0:
             raise Unsupported(f"expected positive sizes, got {self}")
 
-    def followed_by(self, other: Operator, first: bool, constant: bool) -> Convolution | None:
-        """Return an operator that computes this convolution and then ``other``, or None if there is none.
-
-        Its inputs are those of this convolution, then those of ``other`` except this convolution's output. first: that
-        output is the first input of ``other``. constant: all inputs except this convolution's data are parameters.
-        """
-        if isinstance(other, BatchNorm) and first and constant and other.axis == 1 and not (self.norm or self.residual):
-            return replace(self, norm=other)
-        return replace(self, residual=True) if other.op == "elemwise_add" and not self.residual else None
-
     def problem(self, x: Shape) -> ConvProblem:
         """Return the convolution problem for the package's kernels, for data of shape x."""
         return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)

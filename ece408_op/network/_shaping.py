@@ -262,23 +262,15 @@ class Reduction(Operator):
         return 0 in self._axes(dimensions)
 
 
-@dataclass(frozen=True)
-class Softmax(Operator):
-    """softmax along an axis, or its logarithm."""
+class SoftmaxAlongAxis(Operator):
+    """The base class of operators that compute softmax(x / temperature) along an axis, or its logarithm."""
 
-    names = ("softmax", "log_softmax")
-    axis: int = integer(-1)
-    temperature: float = number(1.0)
-    dtype: str = choice("float32")
-    use_length: bool = disabled()
+    axis: int
+    temperature: float = 1.0
 
     @property
     def logarithm(self) -> bool:
         return self.op == "log_softmax"
-
-    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
-        if not -len(output) <= self.axis < len(output):  # MXNet checks this only in its forward pass
-            raise Unsupported(f"axis: expected one of {len(output)} dimensions, got {self.axis}")
 
     def row_length(self, x: Shape) -> int | None:
         """Return the elements that are summed, if they lie one after another in memory."""
@@ -295,6 +287,24 @@ class Softmax(Operator):
             xp.exp(out, out=out)
             xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
+    def mixes_images(self, dimensions: int) -> bool:
+        return self.axis % dimensions == 0
+
+
+@dataclass(frozen=True)
+class Softmax(SoftmaxAlongAxis):
+    """softmax along an axis, or its logarithm."""
+
+    names = ("softmax", "log_softmax")
+    axis: int = integer(-1)
+    temperature: float = number(1.0)
+    dtype: str = choice("float32")
+    use_length: bool = disabled()
+
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if not -len(output) <= self.axis < len(output):  # MXNet checks this only in its forward pass
+            raise Unsupported(f"axis: expected one of {len(output)} dimensions, got {self.axis}")
+
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         xp, y = arrays.xp, given.out
         if self.logarithm:
@@ -303,12 +313,9 @@ class Softmax(Operator):
             found = y * (gradient - (gradient * y).sum(axis=self.axis, keepdims=True))
         return [found if self.temperature == 1 else found / np.float32(self.temperature)]
 
-    def mixes_images(self, dimensions: int) -> bool:
-        return self.axis % dimensions == 0
-
 
 @dataclass(frozen=True)
-class SoftmaxOutput(Operator):
+class SoftmaxOutput(SoftmaxAlongAxis):
     """softmax over all but the first axis, over the channels (multi_output) or over the last axis (preserve_shape)."""
 
     names = ("SoftmaxOutput",)
@@ -322,7 +329,10 @@ class SoftmaxOutput(Operator):
     smooth_alpha: float = number(0.0)
     normalization: str = choice("null", "batch", "valid")
     out_grad: bool = flag(False)
-    temperature, logarithm = 1.0, False
+
+    @property
+    def axis(self) -> int:  # type: ignore[override] # a field of Softmax
+        return 1 if self.multi_output else -1
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if not (self.multi_output or self.preserve_shape) and len(shapes[0]) != 2:
@@ -330,16 +340,6 @@ class SoftmaxOutput(Operator):
                 f"data: expected two dimensions, got shape {shapes[0]}, on which MXNet's builds disagree; flatten it, "
                 "or use multi_output or preserve_shape"
             )
-
-    def mixes_images(self, dimensions: int) -> bool:
-        return dimensions == 1
-
-    def row_length(self, x: Shape) -> int | None:
-        """Return the elements that are summed, if they lie one after another in memory."""
-        return None if self.multi_output and len(x) > 2 else x[-1]
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        Softmax("softmax", 1 if self.multi_output else -1).compute(arrays, inputs, out)
 
     @property
     def is_loss(self) -> bool:

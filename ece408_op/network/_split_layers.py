@@ -94,10 +94,9 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
     """Return the computation of a conversion, or of a node that ``accepts`` took. first: the node reads float32."""
     operator, x, following = node.operator, image_shape(inputs[0]), expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
-        if first:
-            return _UnfoldedConvolution(chip, node, x, output)
-        kind = _DepthwiseConvolution if is_depthwise(operator, x) else _SplitConvolution
-        return kind(chip, node, x, output)
+        if is_depthwise(operator, x):
+            return _Depthwise(node, x, output)
+        return (_UnfoldedConvolution if first else _SplitConvolution)(chip, node, x)
     if isinstance(operator, Conversion):
         return _ToSplit(x, chip) if operator.op == "split" else ProgramComputation(split_passes.join(x))
     if isinstance(operator, Concat):
@@ -107,7 +106,7 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
         windows = fitted.kernel, fitted.stride, fitted.pad
         counted = fitted.count_include_pad
         return ProgramComputation(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
-    return _SplitAffine(node, x)
+    return _Depthwise(node, x, image_shape(output))
 
 
 class _ToSplit(Computation):
@@ -122,25 +121,37 @@ class _ToSplit(Computation):
         return cuda.prepared_launch(self._program, self._batch, arrays, scratch)
 
 
-class _SplitAffine(Computation):
-    """A BatchNorm with its epilogue, or an activation, on split activations."""
+class _Depthwise(Timed):
+    """A depthwise convolution or, with windows of one pixel, a BatchNorm or an activation."""
 
-    def __init__(self, node: Node, x: Shape) -> None:
-        self._operator, self._x = node.operator, x
-        following = expression(node.operator.activation or node.epilogue)
-        # A depthwise convolution with windows of one pixel.
-        self._program = split_passes.depthwise(x, x, (1, 1), (1, 1), (0, 0), following)
+    name = "split_depthwise"
+
+    def __init__(self, node: Node, x: Shape, output: Shape) -> None:
+        super().__init__(node)
+        operator = node.operator
+        windows = (1, 1), (1, 1), (0, 0)
+        if isinstance(operator, Convolution):
+            windows = operator.kernel, operator.stride, operator.pad
+        self._program = split_passes.depthwise(x, output, *windows, expression(operator.activation or node.epilogue))
+        self._batch, self._channels = x[:2]
         self._parameters: dict[str, Any] = {}
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        cp, channels = cuda.cupy(), self._x[1]
-        factors: Sequence[Any] = cp.ones(channels, np.float32), cp.zeros(channels, np.float32)
-        if isinstance(self._operator, BatchNorm):
-            factors = [each.astype(np.float32) for each in self._operator.factors(inputs[1:])]
-        self._parameters = _by_tap(factors[0].reshape(-1, 1), factors[1])
+        """Make the filters, tap by tap with channels innermost, and the bias; those of an activation change nothing."""
+        cp, operator = cuda.cupy(), self._node.operator
+        taps, bias = cp.ones(self._channels, np.float32), None
+        if isinstance(operator, BatchNorm):
+            taps, bias = (each.astype(np.float32) for each in operator.factors(inputs[1:]))
+        elif isinstance(operator, Convolution):
+            taps, bias = operator.folded(inputs)
+        taps = taps.reshape(self._channels, -1)
+        bias = cp.zeros(self._channels, np.float32) if bias is None else bias
+        limits = split_form.output_limits(taps, bias)
+        self._parameters = {"w": cp.ascontiguousarray(_padded(taps).T), "bias": _padded(bias), "limits": limits}
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        return cuda.prepared_launch(self._program, self._x[0], {**arrays_of(inputs[:1], out), **self._parameters})
+        arrays = {**arrays_of(inputs[:1], out), **self._parameters}
+        return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
 
 
 class _SplitConvolution(Timed):
@@ -148,15 +159,15 @@ class _SplitConvolution(Timed):
 
     name = _KERNEL.name
 
-    def __init__(self, chip: Chip, node: Node, x: Shape, output: Shape) -> None:
+    def __init__(self, chip: Chip, node: Node, x: Shape) -> None:
         super().__init__(node)
         problem = problem_of(node.operator, x)
         assert problem, "accepts took it"
-        self._problem, self._chip = problem, chip
-        self._program = self._planned(chip, output)
+        self._problem = problem
+        self._program = self._planned(chip)
         self._parameters: dict[str, Any] = {}
 
-    def _planned(self, chip: Chip, output: Shape) -> Program:
+    def _planned(self, chip: Chip) -> Program:
         operator, following = self._node.operator, expression(self._node.epilogue)
         options = {"bias": not operator.no_bias or operator.norm is not None, "residual": operator.residual}
         return split_form.convolution(self._problem, chip, **options, activation=following)
@@ -185,7 +196,7 @@ class _SplitConvolution(Timed):
 class _UnfoldedConvolution(_SplitConvolution):
     """A convolution of float32 images with few channels: the columns of each window become channels."""
 
-    def _planned(self, chip: Chip, output: Shape) -> Program:
+    def _planned(self, chip: Chip) -> Program:
         problem, self._images = self._problem, self._problem.x_shape
         self._unfold = split_passes.unfold(problem)
         unfolded = split_passes.unfolded(problem)
@@ -193,7 +204,7 @@ class _UnfoldedConvolution(_SplitConvolution):
         self._problem = unfolded
         self._values = round_up(split_bytes(self._problem.x_shape), SCRATCH_ALIGNMENT)
         self.scratch = self._values + SCALE_BYTES * problem.batch
-        return super()._planned(chip, output)
+        return super()._planned(chip)
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         return super()._converted(split_passes.unfolded_filters(w, self._problem), bias)
@@ -203,27 +214,6 @@ class _UnfoldedConvolution(_SplitConvolution):
         unfold = cuda.prepared_launch(self._unfold, self._images[0], {"x": inputs[0], "y": values, "y_scales": scales})
         convolve = super().bind([SplitArray(values, scales, self._problem.x_shape)], out, None)
         return in_order(lambda: cuda.fill_with_zeros(scales, None), unfold, convolve)
-
-
-class _DepthwiseConvolution(_SplitConvolution):
-    """A convolution whose groups have one channel and one filter."""
-
-    name = "split_depthwise"
-
-    def _planned(self, chip: Chip, output: Shape) -> Program:
-        operator, x = self._node.operator, self._problem.x_shape
-        windows = operator.kernel, operator.stride, operator.pad
-        return split_passes.depthwise(x, output, *windows, expression(self._node.epilogue))
-
-    def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
-        bias = cuda.cupy().zeros(len(w), np.float32) if bias is None else bias
-        return _by_tap(w.reshape(len(w), -1), bias)
-
-
-def _by_tap(taps: Any, bias: Any) -> dict[str, Any]:
-    """Return the arrays of a depthwise pass for filters (C, taps): the filters tap by tap, with channels innermost."""
-    w = cuda.cupy().ascontiguousarray(_padded(taps).T)
-    return {"w": w, "bias": _padded(bias), "limits": split_form.output_limits(taps, bias)}
 
 
 def _padded(values: Any) -> Any:

@@ -51,11 +51,8 @@ class GpuOperators(GpuArrays):
         operator = node.operator
         if isinstance(operator, Convolution):
             return self._convolve(node, inputs, out)
-        if isinstance(operator, Pooling) and operator.is_maximum:
-            return self.max_pool(operator, node.epilogue, inputs[0], out)
         if isinstance(operator, Pooling):
-            cuda.execute(pool(operator, inputs[0].shape, out.shape, None), 1, {"x": inputs[0], "y": out}, None)
-            return None
+            return self.pool(operator, node.epilogue, inputs[0], out)
         if isinstance(operator, BatchNorm) and not operator.use_global_stats:
             return self.batch_norm(operator, node.epilogue == "relu", inputs, out)
         if isinstance(operator, Function) and node.epilogue:
@@ -223,12 +220,13 @@ class GpuOperators(GpuArrays):
         cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
         return out
 
-    def max_pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
-        """Fill ``out`` with the activated maxima of x (B, C, H, W), and return their indices in the windows."""
-        argmax = self.xp.empty(out.shape, argmax_type(operator.fitted(x.shape)))
-        one = pool(operator, x.shape, out.shape, activation, save_argmax=True)
-        cuda.execute(one, 1, {"x": x, "y": out, "argmax": argmax}, None)
-        return argmax
+    def pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
+        """Fill ``out`` from x (B, C, H, W) and activate it; return the maxima's indices in the windows, else None."""
+        arrays, is_maximum = {"x": x, "y": out}, operator.is_maximum
+        if is_maximum:
+            arrays["argmax"] = self.xp.empty(out.shape, argmax_type(operator.fitted(x.shape)))
+        cuda.execute(pool(operator, x.shape, out.shape, activation, save_argmax=is_maximum), 1, arrays, None)
+        return arrays.get("argmax")
 
     def pool_gradient(self, operator: Pooling, activation: str | None, given: Trained, gradient: Any) -> Any:
         """Return the gradient to x (B, C, H, W)."""
