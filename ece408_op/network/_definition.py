@@ -105,9 +105,9 @@ class Operator:
 
     names: the ops that the class computes. inputs: the names of its inputs; variadic: the first one may repeat any
     number of times. auxiliary: inputs that are MXNet's auxiliary states. ignored: inputs that inference does not read.
-    accepted: attributes that have no effect at inference. view: the output shares the first input's memory. inplace:
-    the output may overwrite the first input, if both have the same size. takes_epilogue: on the GPU, the operator can
-    apply an activation to its output.
+    accepted: attributes that have no effect at inference. view: the output shares the first input's memory, in
+    training only if the class has no ``train`` method. inplace: the output may overwrite the first input, if both have
+    the same size. takes_epilogue: on the GPU, the operator can apply an activation to its output.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -199,11 +199,6 @@ class Operator:
     def activation(self) -> str | None:
         """The activation's type if this operator is an activation, else None."""
         return None
-
-    @property
-    def view_in_training(self) -> bool:
-        """Whether the output shares the first input's memory in training too: a ``view`` without a ``train`` method."""
-        return self.view and type(self).train is Operator.train
 
     @property
     def is_loss(self) -> bool:

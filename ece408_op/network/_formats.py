@@ -43,9 +43,6 @@ class Conversion(Operator):
 
     names = ("split", "join")
 
-    def compute(self, arrays: Any, inputs: Sequence[Any], out: Any) -> None:
-        out[...] = inputs[0]
-
 
 @dataclass(frozen=True)
 class SplitArray:

@@ -11,7 +11,6 @@ array (``array_version``). If MXNet's write counts cannot be read, no copy is va
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -344,7 +343,8 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
             copy, gradient = cached[n], deferred[n]
             there += [copy.array if copy and copy.update.gpu is gpu else None, gradient.gradient if gradient else None]
         first = cached[mine[0]]
-        last = first.update if first and _are_same(there[::2], first.update.arrays) else None
+        # The last update's packed arrays serve again if it was for the same parameters in the same order.
+        last = first.update if first and [*map(id, there[::2])] == [*map(id, first.update.arrays)] else None
         packing = packing_of(targets)
 
         def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], Updated]:
@@ -367,10 +367,6 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
             operands[n].state.cache.keep(array, found, operands[n].host.addresses[0])
 
     on_each(on_gpu, [gpu.device.id for gpu in different])
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:

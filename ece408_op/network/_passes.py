@@ -120,6 +120,7 @@ def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None)
     }
 
 
+@lru_cache(maxsize=1024)
 def affine(
     channels: int,
     inner: int,

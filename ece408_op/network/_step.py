@@ -7,6 +7,7 @@ about 50 microseconds per copy, whatever the size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
@@ -133,7 +134,9 @@ def step(
         try:
             small = _pinned_buffer(gpu, INPUT, packing.shapes[-1])
             small_out = _pinned_buffer(gpu, OUTPUT, out_packing.shapes[-1])
-            device = _Device(gpu, packing.shapes, lambda arrays: compute(packing.unpacked(arrays)), graph, then, first)
+            with gpu.stream:
+                arrays = graph[0].inputs if graph else [cuda.cupy().empty(one, np.float32) for one in packing.shapes]
+            device = _Device(gpu, arrays, lambda given: compute(packing.unpacked(given)), graph, then, first)
             left = device.queue_inputs(large, list(map(cached, large)), in_pinned)
             packing.copy_small(inputs, small)
             # ``run`` also waits for the computation: the next step may reuse memory that is then free, and its copies
@@ -187,22 +190,22 @@ def pinned_array(gpu: Gpu, shape: Shape) -> np.ndarray:
     return np.frombuffer(gpu.pinned(ITEM_BYTES * prod(shape)), np.float32, prod(shape)).reshape(shape)
 
 
+@dataclass(eq=False)
 class _Device:
-    """The copy pipeline's interface to the GPU, for one step, which is a single chunk."""
+    """The copy pipeline's interface to the GPU, for one step, which is a single chunk.
 
-    def __init__(
-        self,
-        gpu: Gpu,
-        shapes: Sequence[Shape],
-        compute: Callable[..., Any],
-        graph: tuple[GraphPass, Rank] | None,
-        then: Callable[[Any], Any],
-        first: bool,
-    ) -> None:
-        self._gpu, self._compute, self._graph, self._then, self.staging = gpu, compute, graph, then, gpu.staging
-        self._first = first
-        with gpu.stream:
-            self._inputs = graph[0].inputs if graph else [cuda.cupy().empty(shape, np.float32) for shape in shapes]
+    inputs: arrays on the GPU. work: computes the packed outputs and the result from them. The others as in ``step``.
+    """
+
+    gpu: Gpu
+    inputs: Sequence[Any]
+    work: Callable[[Sequence[Any]], tuple[Sequence[Any], Any]]
+    graph: tuple[GraphPass, Rank] | None
+    then: Callable[[Any], Any]
+    first: bool
+
+    def __post_init__(self) -> None:
+        self.staging = self.gpu.staging
         self._outputs: Sequence[Any] = []
         #: The events of copies from pinned arrays.
         self._copied: list[Any] = []
@@ -220,12 +223,12 @@ class _Device:
         packs the other inputs.
         """
         left = list(inputs)
-        with self._gpu.device, self._gpu.stream:
-            for number, (array, target, copy, is_pinned) in enumerate(zip(inputs, self._inputs, cached, pinned)):
+        with self.gpu.device, self.gpu.stream:
+            for number, (array, target, copy, is_pinned) in enumerate(zip(inputs, self.inputs, cached, pinned)):
                 if copy is not None:
-                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
+                    target.data.copy_from_device_async(copy.data, copy.nbytes, self.gpu.stream)
                 elif is_pinned:
-                    self._copied.append(self._gpu.copy_pinned(array, target.data.ptr))
+                    self._copied.append(self.gpu.copy_pinned(array, target.data.ptr))
                 if copy is not None or is_pinned:
                     left[number] = array[:0]
         return left
@@ -244,37 +247,37 @@ class _Device:
         """
         *staged, small = inputs
         if small.size:
-            self._copied.append(self._gpu.copy_pinned(small, self._inputs[-1].data.ptr))
+            self._copied.append(self.gpu.copy_pinned(small, self.inputs[-1].data.ptr))
         self._pinned = [array if flag else None for array, flag in zip(outputs, pinned)]
         outputs = [array[:0] if flag else array for array, flag in zip(outputs, pinned)]
         copied = sum(array.nbytes for array in (*staged, *outputs))
-        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
+        threads = copying_threads(self.gpu, copied, _THREADS, _LEAST_TRANSFER)
         # Each thread copies an equal part, in as few transfers as the limits allow.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(max(1, part), _MOST_TRANSFER))) // ITEM_BYTES
         staged, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (staged, outputs))
         Pipeline(self, [Chunk(0, 1)], staged, outputs, most, checks=meanwhile).run(threads)
-        cuda.wait("training", self._gpu.pinned_stream)
+        cuda.wait("training", self.gpu.pinned_stream)
         # Wait for the computation only, not for the work that ``then`` has queued behind it.
         cuda.wait("training", self._end)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        arrays = self._inputs if transfer.role == INPUT else self._outputs
-        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
+        arrays = self.inputs if transfer.role == INPUT else self._outputs
+        self.gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
-        with self._gpu.device, self._gpu.stream:
-            self._gpu.wait_for(self._copied)
-            if self._graph:
-                graph, rank = self._graph
-                self._outputs, self.result = graph.run(self._compute, rank)
+        with self.gpu.device, self.gpu.stream:
+            self.gpu.wait_for(self._copied)
+            if self.graph:
+                graph, rank = self.graph
+                self._outputs, self.result = graph.run(self.work, rank)
             else:
-                if self._first:
-                    compile_ahead(lambda: self._compute(self._inputs), self._gpu.device.id)
-                self._outputs, self.result = self._compute(self._inputs)
-            end = self._end = self._gpu.stream.record()
+                if self.first:
+                    compile_ahead(lambda: self.work(self.inputs), self.gpu.device.id)
+                self._outputs, self.result = self.work(self.inputs)
+            end = self._end = self.gpu.stream.record()
             for source, target in zip(self._outputs, self._pinned):
                 if target is not None:
-                    self._gpu.copy_pinned(target, source.data.ptr, end, out=True)
-            self.result = self._then(self.result)
+                    self.gpu.copy_pinned(target, source.data.ptr, end, out=True)
+            self.result = self.then(self.result)
             return end

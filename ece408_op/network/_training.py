@@ -17,7 +17,7 @@ import numpy as np
 from ece408_op.runtime import cuda
 
 from ._data_parallel import GraphPass, Graphs, Rank, share_of
-from ._definition import Shape, Trained
+from ._definition import Operator, Shape, Trained
 from ._network import Network
 from ._step import packing_of, pinned_array, step
 from ._training_gpu import GpuOperators
@@ -43,7 +43,7 @@ def forward(
     for number, node in network.operators:
         # The second use of a layer updates the states that its first use has updated.
         inputs = [states.get(entry.node, values.get(entry.node)) for entry in node.inputs]
-        if node.operator.view_in_training:
+        if node.operator.view and type(node.operator).train is Operator.train:  # Dropout is a view at inference only
             values[number] = values[node.inputs[0].node].reshape(shapes[number])
             continue
         values[number] = operators.xp.empty(shapes[number], np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -24,7 +24,7 @@ from ._dense import GpuArrays
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
-from ._passes import DERIVATIVES, argmax_type, pool, pool_gradient, program
+from ._passes import DERIVATIVES, affine, argmax_type, pool, pool_gradient, program
 
 #: The values of RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2
@@ -150,15 +150,9 @@ class GpuOperators(GpuArrays):
 
     def sum_relu(self, inputs: Sequence[Any], out: Any) -> None:
         """Fill out with the relu of the sum of two arrays."""
-        x, y, out = (array.reshape(1, 1, -1) for array in (*inputs, out))
-        self._mix(self._ones, x, y, out, _RELU)
-
-    @cached_property
-    def _ones(self) -> Any:
-        """The factors with which ``_mix`` computes x + y."""
-        factors = self.xp.zeros((4, 1), np.float32)
-        factors[:2] = 1
-        return factors
+        inner = self.vector(out.size, *inputs, out)
+        one = affine(1, inner, out.size, "relu", shifted=False, residual=True)
+        cuda.execute(one, 1, {"x": inputs[0], "residual": inputs[1], "y": out}, None)
 
     def batch_norm(self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any) -> Any:
         """Fill ``out``, with a relu if asked, and return the data that ``batch_norm_gradients`` and new states need.

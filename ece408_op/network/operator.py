@@ -217,7 +217,9 @@ class NetworkOp(fast_custom_op.FastCustomOp):
                 targets = filled()[1]
                 views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
                 states = {number: view for number, view in views.items() if number in network.states}
-                given = data, [*views.values()], targets, states, _seed(in_data[count:]), flags
+                words = [int(word) for array in in_data[count:] for word in bridge.cpu_view(array)]
+                seed = words[0] << 32 | words[1] if words else 0
+                given = data, [*views.values()], targets, states, seed, flags
                 self._before = trainer.forward(*given, lambda: self._label_views(in_data), [self.release])
             else:
                 self._inference.run(data, addresses, lambda: filled()[1], flags, meanwhile=[self.release])
@@ -275,7 +277,12 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         _fill(list(gradients.values()), list(targets.values()), [requests[number] for number in gradients])
 
     def _label_views(self, in_data: Any) -> list[np.ndarray]:
-        return [_as_float32(in_data[place]) for place in self._labels]
+        """Return the labels' values as float32: a view of an array that is float32, else a copy."""
+        arrays = [in_data[place] for place in self._labels]
+        return [
+            bridge.cpu_view(one) if one.dtype == np.float32 else np.ascontiguousarray(one.asnumpy(), np.float32)
+            for one in arrays
+        ]
 
 
 #: Views of MXNet's memory by address and shape, cached because making hundreds of them takes a millisecond.
@@ -289,19 +296,6 @@ def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Seq
             np.add(array, result, out=array)
         elif request != "null" and result is not array:
             array[...] = result
-
-
-def _as_float32(array: Any) -> np.ndarray:
-    """Return a label's values as float32: a view if it is float32, else a copy."""
-    if array.dtype == np.float32:
-        return bridge.cpu_view(array)
-    return np.ascontiguousarray(array.asnumpy(), np.float32)
-
-
-def _seed(inputs: Sequence[Any]) -> int:
-    """Return one number from the seed's two 24-bit numbers, 0 without a seed."""
-    numbers = [int(number) for array in inputs for number in bridge.cpu_view(array)]
-    return numbers[0] << 32 | numbers[1] if numbers else 0
 
 
 @cache

@@ -53,7 +53,11 @@ def emulated(programs, monkeypatch):
 
     def execute(program, batch, arrays, stream):
         # x may be y, too.
-        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
+        same = arrays.get("y") is arrays.get("x")
+        run(
+            programs,
+            (program, {name: array.copy() if name == "y" and same else array for name, array in arrays.items()}),
+        )
 
     monkeypatch.setattr(passes.cuda, "execute", execute)
 
@@ -85,6 +89,14 @@ def test_batch_norm(shape, axis, fixed, relu, emulated):
     assert relu == (right.min() >= 0)
     for got, expected in zip((out, *saved[:4], *gradients[:3]), (right, *kept[:4], *exact[:3])):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 5, 7)], ids=str)
+def test_the_relu_of_a_sum(shape, emulated):
+    x, y = random(shape, shape)
+    out = np.full(shape, np.nan, "f")
+    EMULATED.sum_relu([x, y], out)
+    assert (out == np.maximum(x + y, 0)).all()
 
 
 class Shares:

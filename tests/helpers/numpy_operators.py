@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ece408_op.core import reference
 from ece408_op.network._definition import Arrays, Operator
 from ece408_op.network._elementwise import ACTIVATIONS, Activation
+from ece408_op.network._formats import Conversion
 from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
 
 #: The derivative of each activation, from its output.
@@ -73,6 +74,11 @@ def _compute(operator, inputs, out):
 @singledispatch
 def _gradients(operator, given, gradient, wanted):
     return operator.gradients(NumpyArrays(), given, gradient, wanted)
+
+
+@_compute.register
+def _(operator: Conversion, inputs, out):
+    out[...] = inputs[0]
 
 
 @_gradients.register
