@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -109,21 +109,11 @@ class RankGroup:
             self.communicator.abort()
 
 
-class Rank(NamedTuple):
-    """One thread of a group; all ranks call ``all_gather`` and ``launch`` in the same order."""
+class Rank:
+    """One thread of a group of ``size`` ranks; all ranks call ``all_gather`` and ``launch`` in the same order."""
 
-    group: RankGroup
-    number: int
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self.group.shares)
-
-    @property
-    def gpu(self) -> Gpu:
-        """The rank's GPU."""
-        return self.group.gpus[self.number]
+    def __init__(self, group: RankGroup, number: int) -> None:
+        self.group, self.number, self.size, self.gpu = group, number, len(group.shares), group.gpus[number]
 
     def share_of(self, array: np.ndarray) -> np.ndarray:
         """Return this rank's share of an array: see the function of that name."""

@@ -16,7 +16,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from ece408_op.runtime.pinned import Pinned, using
 
 from ._definition import Shape
 from ._inference import on_each
-from ._passes import program
+from ._passes import launch
 from ._step import packing_of, step, with_retry
 
 #: The bits of the signalling NaN, and of the quiet NaN that arithmetic turns it into.
@@ -286,20 +285,12 @@ def rows_of(updates: Sequence[Update]) -> np.ndarray:
     return rows
 
 
-@lru_cache(maxsize=64)
-def update_program(rule: Rule, count: int) -> cuda.Program:
-    """Return the program that updates ``count`` parameters by a rule; array x has the result of ``rows_of``."""
-    complements = 1 - rule.beta1, 1 - rule.beta2
-    numbers = rule.scale, rule.clip, rule.beta1, rule.beta2, *complements, rule.epsilon
-    args, defines = ("x", *map(np.float32, numbers)), {"ADAM": int(rule.is_adam)}
+def apply(rule: Rule, updates: Sequence[Update]) -> None:
+    """Update all parameters by a rule in one launch, on the current device and stream."""
+    numbers = rule.scale, rule.clip, rule.beta1, rule.beta2, 1 - rule.beta1, 1 - rule.beta2, rule.epsilon
+    arrays, grid = {"x": cuda.cupy().asarray(rows_of(updates))}, (_UPDATE_BLOCKS, len(updates))
     # A parameter may have any number of elements.
-    return program("training.cu", "update", args, 1 << 31, defines, grid=(_UPDATE_BLOCKS, count))
-
-
-def launch(rule: Rule, updates: Sequence[Update]) -> None:
-    """Update all parameters in one launch, on the current device and stream."""
-    rows = cuda.cupy().asarray(rows_of(updates))
-    cuda.execute(update_program(rule, len(rows)), 1, {"x": rows}, None)
+    launch("update", arrays, tuple(map(np.float32, numbers)), 1 << 31, grid=grid, ADAM=int(rule.is_adam))
 
 
 class Operand(NamedTuple):
@@ -356,7 +347,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
                 Update(parameter, gradient, operands[n].state.on(gpu), operands[n].rate, operands[n].decay)
                 for parameter, gradient, n in zip(found.arrays, both[1::2], mine)
             ]
-            launch(rule, updates)
+            apply(rule, updates)
             return packed, found
 
         host = (array for n in mine for array in operands[n].host[:2])

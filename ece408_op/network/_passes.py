@@ -48,15 +48,15 @@ _POOL_SIZES = (
 )
 
 
+@lru_cache(maxsize=4096)
 def program(
     file: str,
     entry: str,
     arguments: tuple[Any, ...],
     elements: int,
-    defines: Mapping[str, int | str],
-    activation: str | None = None,
     vector: int = 1,
     grid: tuple[int, int] | None = None,
+    **defines: int | str,
 ) -> cuda.Program:
     """Return the program of one launch of the kernel ``entry`` in a file, with macro definitions in front of the text.
 
@@ -64,14 +64,26 @@ def program(
     blocks, for a kernel that is not launched by elements.
     """
     index = "unsigned long long" if elements >= 1 << 31 else "unsigned int"
-    defines = {"INDEX": index, "VECTOR": vector, **defines}
-    if activation:
-        defines["ACTIVATION(v)"] = ACTIVATIONS[activation]
-    text = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    known = {"INDEX": index, "VECTOR": vector, **defines}
+    text = "".join(f"#define {name} {value}\n" for name, value in known.items())
     text += f'#line 1 "{file}"\n{(_FOLDER / file).read_text(encoding="utf-8")}'
     blocks = grid or (max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS))), 1)
     launch = Launch(entry, (*blocks, 1), (_THREADS, 1, 1), arguments)
     return cuda.Program(entry, text, (), Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,)))
+
+
+def launch(
+    entry: str,
+    arrays: Mapping[str, Any],
+    numbers: tuple[Any, ...],
+    elements: int,
+    vector: int = 1,
+    grid: tuple[int, int] | None = None,
+    **defines: int | str,
+) -> None:
+    """Launch a kernel of training.cu, whose arguments are the arrays and then the numbers; see ``program``."""
+    one = program("training.cu", entry, (*arrays, *numbers), elements, vector, grid, **defines)
+    cuda.execute(one, 1, arrays, None)
 
 
 def expression(activation: str | None) -> str | None:
@@ -87,17 +99,18 @@ def argmax_type(fitted: Pooling) -> Any:
 @lru_cache(maxsize=1024)
 def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_argmax: bool = False) -> cuda.Program:
     """Return the program of the pooling of x (B, C, H, W) into y; arrays x, y and with ``save_argmax`` argmax."""
-    defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": int(save_argmax)}
     arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
-    return program("pooling.cu", "pool", arguments, prod(y), defines)
+    defines = _pool_defines(operator, x, y, activation)
+    return program("pooling.cu", "pool", arguments, prod(y), SAVE_ARGMAX=int(save_argmax), **defines)
 
 
 @lru_cache(maxsize=1024)
 def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> cuda.Program:
     """Return the program of the gradient of a pooling; arrays argmax, y, dy and out."""
-    defines = {**_pool_defines(operator, x, y, activation), "SAVE_ARGMAX": 0}
+    defines = _pool_defines(operator, x, y, activation)
     count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
-    return program("pooling.cu", "pool_gradient", ("argmax", "y", "dy", "out", np.int64(count)), count, defines)
+    arguments = ("argmax", "y", "dy", "out", np.int64(count))
+    return program("pooling.cu", "pool_gradient", arguments, count, SAVE_ARGMAX=0, **defines)
 
 
 def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> dict[str, int | str]:
@@ -114,13 +127,12 @@ def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None)
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
         "ARGMAX_TYPE": "unsigned char" if argmax_type(fitted) is np.uint8 else "int",
-        "ACTIVATION(v)": ACTIVATIONS[activation] if activation else "(v)",
+        "ACTIVATION(v)": expression(activation) or "(v)",
         "DERIVATIVE(y)": DERIVATIVES.get(activation or "", "1.f"),
         "PATCHED": int(patched),
     }
 
 
-@lru_cache(maxsize=1024)
 def affine(
     channels: int,
     inner: int,
@@ -137,19 +149,20 @@ def affine(
     asked = {"scale": scaled, "shift": shifted, "residual": residual}
     # x takes the place of an array that the kernel does not read.
     arrays = ("x", *(name if one else "x" for name, one in asked.items()), "y")
-    flags = {"SCALED": int(scaled), "SHIFTED": int(shifted), "RESIDUAL": int(residual)}
-    defines = {"CHANNELS": channels, "INNER": inner, **flags}
-    return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, defines, activation)
+    defines: dict[str, int | str] = {"ACTIVATION(v)": expression(activation) or "(v)"}
+    defines |= {"SCALED": int(scaled), "SHIFTED": int(shifted), "RESIDUAL": int(residual)}
+    defines |= {"CHANNELS": channels, "INNER": inner}
+    return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, **defines)
 
 
 def border(pad: tuple[int, int], x: Shape) -> cuda.Program:
     """Return the program that pads each channel of x (B, C, H, W) with zeros on all sides; arrays x, y."""
     defines = {"BORDER": 1, "H": x[2], "W": x[3], "PAD_ROWS": pad[0], "PAD_COLUMNS": pad[1]}
     elements = x[0] * x[1] * (x[2] + 2 * pad[0]) * (x[3] + 2 * pad[1])
-    return program("passes.cu", "border", ("x", "y", np.int64(elements)), elements, defines)
+    return program("passes.cu", "border", ("x", "y", np.int64(elements)), elements, **defines)
 
 
 def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> cuda.Program:
     """Return the program of the softmax of each row of ``length`` elements, one warp per row; arrays x, y."""
     arguments = ("x", "y", np.float32(temperature), np.int64(rows))
-    return program("passes.cu", "softmax", arguments, 32 * rows, {"N": length, "LOGARITHM": int(logarithm)})
+    return program("passes.cu", "softmax", arguments, 32 * rows, N=length, LOGARITHM=int(logarithm))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -126,17 +126,20 @@ class Concat(Operator):
     variadic = True
     dim: int = integer(1)
 
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+    def _parts(self, whole: Any, inputs: Sequence[Any]) -> Iterator[Any]:
+        """Yield the view of an array of the output's shape that has the place of each input."""
         start = 0
-        for part in inputs:
-            stop = start + part.shape[self.dim]
-            out.swapaxes(0, self.dim)[start:stop] = part.swapaxes(0, self.dim)
+        for one in inputs:
+            stop = start + one.shape[self.dim]
+            yield whole.swapaxes(0, self.dim)[start:stop].swapaxes(0, self.dim)
             start = stop
 
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        for part, one in zip(self._parts(out, inputs), inputs):
+            part[...] = one
+
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        edges = np.cumsum([part.shape[self.dim] for part in given.inputs]).tolist()
-        parts = arrays.xp.split(gradient, edges[:-1], axis=self.dim)
-        return [arrays.xp.ascontiguousarray(part) for part in parts]
+        return [arrays.xp.ascontiguousarray(part) for part in self._parts(gradient, given.inputs)]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,12 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import ceil_div
 
 from ._data_parallel import Rank
-from ._definition import Shape, Trained
+from ._definition import Trained
 from ._dense import GpuArrays
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
-from ._passes import DERIVATIVES, affine, argmax_type, pool, pool_gradient, program
+from ._passes import DERIVATIVES, affine, argmax_type, launch, pool, pool_gradient
 
 #: The values of RELU in training.cu.
 _NO_RELU, _RELU, _GRADIENT = 0, 1, 2
@@ -122,16 +120,19 @@ class GpuOperators(GpuArrays):
         relu: if x is the gradient to a BatchNorm's relu, the BatchNorm's factors, with which the kernel masks x.
         """
         n, channels, inner = x.shape
-        parts = min(n, ceil_div(_FILLING, channels))
+        parts, vector = min(n, ceil_div(_FILLING, channels)), self.vector(inner, x, y)
         partial = self.xp.empty((parts, 2, channels), np.float64)
-        one = sums_program(x.shape, parts, self.vector(inner, x, y), _NO_RELU if relu is None else _GRADIENT)
-        arrays = {"x": x, "y": y, "center": center, "partial": partial}
-        cuda.execute(one, 1, {**arrays, "relu": center if relu is None else relu}, None)
+        mode, factors = (_NO_RELU, center) if relu is None else (_GRADIENT, relu)
+        arrays = {"x": x, "y": y, "center": center, "relu": factors, "partial": partial}
+        numbers = np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts)
+        # One block per channel and part, without the limit of the other grids, because a block computes only one pair.
+        launch("channel_sums", arrays, numbers, x.size, vector, (parts * channels, 1), RELU=mode)
         return partial
 
     def _sum_parts(self, partial: Any, sums: Any) -> None:
         parts, _, channels = partial.shape
-        cuda.execute(parts_program(channels, parts), 1, {"partial": partial, "sums": sums}, None)
+        numbers = np.int32(channels), np.int32(parts)
+        launch("sum_parts", {"partial": partial, "sums": sums}, numbers, 2 * channels)
 
     def _of_batch(self, partial: Any, count: int, rank: Rank | None) -> tuple[Any, int]:
         """Return the whole batch's partial sums and elements per channel, given those of this GPU's share."""
@@ -144,9 +145,11 @@ class GpuOperators(GpuArrays):
 
     def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
         """Fill out with a x + b (y - c) + d for (n, channels, m); the rows of ``factors`` are a, b, c and d."""
-        one = mix_program(x.shape, self.vector(x.shape[2], x, y, out), mode)
-        arrays = {"x": x, "y": y, "factors": factors, "out": out}
-        cuda.execute(one, 1, {**arrays, "relu": factors if relu is None else relu}, None)
+        _, channels, inner = x.shape
+        vector = self.vector(inner, x, y, out)
+        arrays = {"x": x, "y": y, "factors": factors, "relu": factors if relu is None else relu, "out": out}
+        numbers = np.int32(channels), np.int32(inner // vector), np.int64(x.size // vector)
+        launch("channel_mix", arrays, numbers, x.size, vector, RELU=mode)
 
     def sum_relu(self, inputs: Sequence[Any], out: Any) -> None:
         """Fill out with the relu of the sum of two arrays."""
@@ -170,7 +173,8 @@ class GpuOperators(GpuArrays):
         factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
         arrays |= {"bias": moving[-1], "statistics": statistics, "factors": factors, "moving": new}
-        cuda.execute(norm_programs(norm, channels, len(partial), count)[0], 1, arrays, None)
+        numbers, defines = _norm_arguments(norm, partial, count)
+        launch("norm_factors", arrays, (*numbers, np.float64(norm.momentum)), channels, **defines)
         self._mix(factors, x, x, out, _RELU if relu else _NO_RELU)
         return (*statistics, *new, statistics, factors)
 
@@ -199,8 +203,8 @@ class GpuOperators(GpuArrays):
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"partial": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients}
         arrays |= {"factors": factors}
-        whole = np.inf if norm.use_global_stats else count
-        cuda.execute(norm_programs(norm, channels, len(partial), whole)[1], 1, arrays, None)
+        numbers, defines = _norm_arguments(norm, partial, np.inf if norm.use_global_stats else count)
+        launch("norm_gradient_factors", arrays, numbers, channels, **defines)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, factors_of_relu)
         if rank and rank.number:
@@ -209,9 +213,10 @@ class GpuOperators(GpuArrays):
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
         """Return the gradient times the activation's derivative, which is computed from the activation's output y."""
-        out = self.xp.empty(y.shape, np.float32)
-        one = activation_program(activation, out.size, self.vector(out.size, gradient, y))
-        cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
+        out, vector = self.xp.empty(y.shape, np.float32), self.vector(y.size, gradient, y)
+        arrays, numbers = {"x": gradient, "y": y, "out": out}, (np.int64(out.size // vector),)
+        defines: dict[str, Any] = {"DERIVATIVE(y)": DERIVATIVES[activation]}
+        launch("activation_gradient", arrays, numbers, out.size, vector, **defines)
         return out
 
     def pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
@@ -231,51 +236,11 @@ class GpuOperators(GpuArrays):
         return out
 
 
-@lru_cache(maxsize=1024)
-def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.Program:
-    """Return the program of ``channel_sums`` for ``parts`` partial sums; arrays x, y, center, relu and partial."""
-    n, channels, inner = shape
-    numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
-    args = ("x", "y", "center", "relu", "partial", *numbers)
-    # One block per channel and part, without the limit of the other grids, because a block computes only one pair.
-    grid = parts * channels, 1
-    return program("training.cu", "channel_sums", args, prod(shape), {"RELU": relu}, vector=vector, grid=grid)
+def _norm_arguments(norm: BatchNorm, partial: Any, count: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the last arguments and the constants of the kernels that turn BatchNorm's sums into factors.
 
-
-@lru_cache(maxsize=1024)
-def parts_program(channels: int, parts: int) -> cuda.Program:
-    """Return the program that adds the partial sums; arrays partial and sums."""
-    args = ("partial", "sums", np.int32(channels), np.int32(parts))
-    return program("training.cu", "sum_parts", args, 2 * channels, {})
-
-
-@lru_cache(maxsize=1024)
-def norm_programs(norm: BatchNorm, channels: int, parts: int, count: float) -> tuple[cuda.Program, cuda.Program]:
-    """Return the programs that turn BatchNorm's sums into ``channel_mix``'s factors, forward and backward.
-
-    parts: the number of partial sums. count: elements per channel of the whole batch.
+    partial: the partial sums (parts, 2, channels). count: elements per channel of the whole batch.
     """
-    numbers = np.int32(channels), np.int32(parts), np.float64(count)
-    fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
-    eps, momentum = np.float64(norm.eps), np.float64(norm.momentum)
-    given = ("partial", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")
-    forward = program("training.cu", "norm_factors", (*given, *numbers, eps, momentum), channels, fixed)
-    back = ("partial", "statistics", "gamma", "gradients", "factors", *numbers, eps)
-    return forward, program("training.cu", "norm_gradient_factors", back, channels, fixed)
-
-
-@lru_cache(maxsize=1024)
-def mix_program(shape: Shape, vector: int, relu: int = 0) -> cuda.Program:
-    """Return the program of ``channel_mix``; arrays x, y, factors, relu and out."""
-    _, channels, inner = shape
-    count = prod(shape)
-    numbers = (np.int32(channels), np.int32(inner // vector), np.int64(count // vector))
-    args = ("x", "y", "factors", "relu", "out", *numbers)
-    return program("training.cu", "channel_mix", args, count, {"RELU": relu}, vector=vector)
-
-
-@lru_cache(maxsize=1024)
-def activation_program(activation: str, count: int, vector: int) -> cuda.Program:
-    """Return the program of an activation's gradient; arrays x (the gradient to y), y (the output) and out."""
-    args, defines = ("x", "y", "out", np.int64(count // vector)), {"DERIVATIVE(y)": DERIVATIVES[activation]}
-    return program("training.cu", "activation_gradient", args, count, defines, vector=vector)
+    parts, _, channels = partial.shape
+    numbers = np.int32(channels), np.int32(parts), np.float64(count), np.float64(norm.eps)
+    return numbers, {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}

@@ -314,8 +314,8 @@ def _concatenate(items):
         found.append(whole)
 
 
-def updated(rule, updates, launch=_gpu_update.launch):
-    launch(rule, updates)
+def updated(rule, updates, apply=_gpu_update.apply):
+    apply(rule, updates)
     for one in updates:
         numpy_operators.update(rule, one)
 
@@ -381,7 +381,7 @@ def installed():
         mock.patch.object(Rank, "launch", launched),
         mock.patch.object(engine, "Chooser", Chooser),
         mock.patch.object(trainer, "GpuOperators", Operators),
-        mock.patch.object(_gpu_update, "launch", updated),
+        mock.patch.object(_gpu_update, "apply", updated),
         mock.patch.dict(sys.modules, modules),
         mock.patch.object(_dense, "ctypes", libraries),
     ):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import nvrtc
 from cuda_layers import chip_of, each_architecture
+from network_fake import Array
 
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.network import _gpu_update, _passes, _training_gpu
-from ece408_op.network._gpu_update import Rule
+from ece408_op.network._definition import Trained
+from ece408_op.network._gpu_update import Rule, Update
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes as _operator_passes
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 
 pytestmark = nvrtc.needs_nvrtc
 COURSE = Pooling("Pooling", kernel=(2, 2), stride=(2, 2))
@@ -38,15 +43,37 @@ def hopper():
     return [program for programs in each for program in programs[:2]]
 
 
-ADAM = Rule(True, 1, 1, beta1=0.9, beta2=0.999, epsilon=1e-8)
+class Operators(_training_gpu.GpuOperators):
+    """Those of a GPU, on NumPy's arrays."""
+
+    xp = np
+
+    def vector(self, inner, *arrays):
+        return 4 if inner % 4 == 0 else 1
+
+
+def launched_in_training():
+    """Return the programs that passes and updates launch for arrays with and without whole float4s, and large ones."""
+    found, operators = [], Operators(SimpleNamespace(device=0))
+    fakes = {"execute": lambda program, *_: found.append(program), "cupy": lambda: SimpleNamespace(asarray=np.asarray)}
+    with mock.patch.multiple(cuda, **fakes):
+        for width, relu in ((12, True), (7, False)):
+            norm, x = BatchNorm("BatchNorm", bias=relu), np.zeros((10, 64, 4, width), "f")
+            inputs = x, *np.zeros((5 if relu else 4, 64), "f")
+            saved = operators.batch_norm(norm, relu, inputs, x)
+            operators.batch_norm_gradients(norm, relu, Trained(inputs, x, saved), x, True)
+            for kind in ("relu", "softrelu", "softsign"):
+                operators.activation_gradient(kind, x, x)
+            operators.sum_relu([x, x], x)
+        operators.bias_gradient(np.broadcast_to(np.zeros((), "f"), (1 << 20, 64, 7, 7)))
+        arrays = np.zeros((4, 3), "f").view(Array)
+        for rule in (Rule(False, 1, 1, 0.9), Rule(True, 1, 1, beta1=0.9, beta2=0.999, epsilon=1e-8)):
+            _gpu_update.apply(rule, [Update(arrays[0], arrays[1], arrays[2:], 0.1, 0)] * 3)
+    return found
+
+
 TRAINING = [
-    _training_gpu.sums_program((10, 64, 196), 4, 4),
-    _training_gpu.sums_program((1 << 20, 64, 49), 4, 1),
-    _training_gpu.parts_program(64, 4),
-    *_training_gpu.norm_programs(BatchNorm("BatchNorm", bias=True), 64, 4, 1960),
-    *(_training_gpu.mix_program((10, 64, 48), vector) for vector in (1, 4)),
-    *(_training_gpu.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
-    *(_gpu_update.update_program(rule, 3) for rule in (Rule(False, 1, 1, 0.9), ADAM)),
+    *launched_in_training(),
     _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", save_argmax=True),
     _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
     _passes.pool_gradient(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
@@ -77,8 +104,9 @@ def test_the_split_precision_product_compiles_for_hopper():
 
 
 def test_adam_gets_the_complements_of_its_betas_rounded_once():
-    (launch,) = _gpu_update.update_program(ADAM, 1).plan.steps(1)
-    parameters = re.search(r"void update\(([^)]*)\)", _gpu_update.update_program(ADAM, 1).source).group(1)
+    adam = [one for one in TRAINING if one.name == "update"][-1]
+    (launch,) = adam.plan.steps(1)
+    parameters = re.search(r"void update\(([^)]*)\)", adam.source).group(1)
     given = dict(zip((each.split()[-1] for each in parameters.split(",")), launch.args))
     assert (given["rest1"], given["rest2"]) == (np.float32(0.1), np.float32(0.001))
 

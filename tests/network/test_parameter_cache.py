@@ -286,7 +286,7 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
     ours.forward(3)
     ours.executor.backward()
     mx.nd.waitall()
-    original = _gpu_update.launch
+    original = _gpu_update.apply
 
     def fails(rule, updates):
         original(rule, updates)
@@ -295,7 +295,7 @@ def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
         raise DeviceError("out of order")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_gpu_update, "launch", fails)
+        patch.setattr(_gpu_update, "apply", fails)
         ours.apply()
         with pytest.raises(DeviceError, match=r"GPU \d: out of order"):
             mx.nd.waitall()
