@@ -134,48 +134,6 @@ class _Copy(NamedTuple):
     writes: int
 
 
-class ParameterCache:
-    """The cached copy of one parameter, on the GPU of its last update."""
-
-    def __init__(self) -> None:
-        self._count = WriteCount()
-        #: All fields in one object, which other threads read meanwhile (``cached_at``).
-        self._copy: _Copy | None = None
-
-    def begin(self, parameter: Any) -> _Copy | None:
-        """Return the copy, if it is valid, for the caller to update, and clear the cache until ``keep``.
-
-        So a failed update leaves no copy. parameter: MXNet's array. The caller is a function of ``engine_queue``.
-        """
-        copy, self._copy = self._copy, None
-        return copy if self._count.is_once(parameter) else None
-
-    def keep(self, array: Any, update: Updated, address: int) -> None:
-        """Cache ``array``, whose values the update writes to the parameter's address; only updates may change it."""
-        if self._count.version:
-            self._copy = _Copy(array, update, address, self._count.version, self._count.last + 1)
-            _caches[address] = self
-
-    def at(self, address: int) -> Any | None:
-        """Return the CuPy array if it has the values of the parameter at that address, else None."""
-        copy = self._copy
-        return copy.array if copy and copy.address == address and copy.version() == copy.writes else None
-
-
-#: Caches by the parameter's address. A cache keeps MXNet's array alive, so that no other array gets its address. An
-#: entry may be outdated; ``at`` checks that.
-_caches: weakref.WeakValueDictionary[int, ParameterCache] = weakref.WeakValueDictionary()
-
-
-def cached_at(address: int) -> Any | None:
-    """Return a CuPy array, on any GPU, with the values of MXNet's parameter at that address; None if there is none.
-
-    The caller may only read the array, and is a function that MXNet's engine runs to read the parameter.
-    """
-    found = _caches.get(address)
-    return found.at(address) if found else None
-
-
 class HostArrays(NamedTuple):
     """Views of MXNet's arrays for a parameter and its gradient, their addresses, and the gradient's bits as uint32."""
 
@@ -186,9 +144,10 @@ class HostArrays(NamedTuple):
 
 
 class State:
-    """An optimiser's state for one parameter: float32 arrays, and the number of updates.
+    """An optimiser's state for one parameter: float32 arrays, and the number of updates; and the parameter's copy.
 
-    The arrays are on the host until the first update, then on a GPU. Pickling copies them to the host.
+    The arrays are on the host until the first update, then on a GPU. Pickling copies them to the host. The parameter's
+    copy is on the GPU of its last update.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
@@ -197,7 +156,9 @@ class State:
         self.shape: Shape = arrays[0].shape
         self.updates = updates
         self._gpu: Gpu | None = None
-        self.cache, self.gradient_writes = ParameterCache(), WriteCount()
+        self._writes, self.gradient_writes = WriteCount(), WriteCount()
+        #: All of the copy's fields in one object, which other threads read meanwhile (``cached_at``).
+        self._copy: _Copy | None = None
         self._host: HostArrays | None = None
         #: The parameter's address, and the object that pins its memory.
         self._pinned: tuple[int, Pinned | None] = 0, None
@@ -232,6 +193,25 @@ class State:
         elif self._pinned[1] is None:
             self._pinned = at, Pinned(parameter, at, host.parameter.nbytes)
 
+    def begin(self, parameter: Any) -> _Copy | None:
+        """Return the parameter's copy, if it is valid, for the caller to update, and drop it until ``keep``.
+
+        So a failed update leaves no copy. parameter: MXNet's array. The caller is a function of ``engine_queue``.
+        """
+        copy, self._copy = self._copy, None
+        return copy if self._writes.is_once(parameter) else None
+
+    def keep(self, array: Any, update: Updated, address: int) -> None:
+        """Keep ``array``, whose values the update writes to the parameter's address; only updates may change it."""
+        if self._writes.version:
+            self._copy = _Copy(array, update, address, self._writes.version, self._writes.last + 1)
+            _states[address] = self
+
+    def copy_at(self, address: int) -> Any | None:
+        """Return the copy's CuPy array if it has the values of the parameter at that address, else None."""
+        copy = self._copy
+        return copy.array if copy and copy.address == address and copy.version() == copy.writes else None
+
     def _on_host(self) -> list[np.ndarray]:
         return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
 
@@ -240,6 +220,20 @@ class State:
 
         mx.nd.waitall()
         return State, (self._on_host(), self.updates)
+
+
+#: States by the parameter's address. A state with a copy keeps MXNet's array alive, so that no other array gets its
+#: address. An entry may be outdated; ``copy_at`` checks that.
+_states: weakref.WeakValueDictionary[int, State] = weakref.WeakValueDictionary()
+
+
+def cached_at(address: int) -> Any | None:
+    """Return a CuPy array, on any GPU, with the values of MXNet's parameter at that address; None if there is none.
+
+    The caller may only read the array, and is a function that MXNet's engine runs to read the parameter.
+    """
+    found = _states.get(address)
+    return found.copy_at(address) if found else None
 
 
 class Update(NamedTuple):
@@ -311,7 +305,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     update has used the gradient. Raises DeviceError, with the GPU's number, if a GPU fails: its parameters and states
     are unchanged if it lacked memory, and otherwise may be partly updated. Other GPUs' parameters may be updated.
     """
-    cached = [one.state.cache.begin(one.parameter) for one in operands]
+    cached = [one.state.begin(one.parameter) for one in operands]
     # If a gradient's array was written only once, by the backward pass, no element can have changed since.
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
@@ -355,7 +349,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
         with using(targets) as flags, gpu.lock:
             found = with_retry([gpu], lambda _: step(gpu, inputs, targets, compute, pinned_outputs=flags))
         for n, array in zip(mine, found.arrays):
-            operands[n].state.cache.keep(array, found, operands[n].host.addresses[0])
+            operands[n].state.keep(array, found, operands[n].host.addresses[0])
 
     on_each(on_gpu, [gpu.device.id for gpu in different])
 
