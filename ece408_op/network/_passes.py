@@ -72,18 +72,9 @@ def program(
     return cuda.Program(entry, text, (), Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,)))
 
 
-def launch(
-    entry: str,
-    arrays: Mapping[str, Any],
-    numbers: tuple[Any, ...],
-    elements: int,
-    vector: int = 1,
-    grid: tuple[int, int] | None = None,
-    **defines: int | str,
-) -> None:
-    """Launch a kernel of training.cu, whose arguments are the arrays and then the numbers; see ``program``."""
-    one = program("training.cu", entry, (*arrays, *numbers), elements, vector, grid, **defines)
-    cuda.execute(one, 1, arrays, None)
+def launch(entry: str, arrays: Mapping[str, Any], numbers: tuple[Any, ...], *sizes: Any, **options: Any) -> None:
+    """Launch a kernel of training.cu on the arrays and then the numbers; the other arguments are ``program``'s."""
+    cuda.execute(program("training.cu", entry, (*arrays, *numbers), *sizes, **options), 1, arrays, None)
 
 
 def expression(activation: str | None) -> str | None:

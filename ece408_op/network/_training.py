@@ -129,31 +129,31 @@ class Forward:
     graphs: Graphs | None
 
 
+@dataclass(eq=False)
 class Backward:
-    """One backward pass on all GPUs; the arguments are those of ``Trainer.backward``."""
+    """One backward pass on all GPUs; the fields after ``before`` are arguments of ``Trainer.backward``."""
 
-    def __init__(
-        self,
-        network: Network,
-        before: Forward,
-        labels: Sequence[np.ndarray],
-        gradients: Mapping[int, np.ndarray],
-        targets: Mapping[int, np.ndarray],
-        deferred: Mapping[int, np.ndarray],
-    ) -> None:
-        self._network, self._before, self._labels, self._gradients = network, before, labels, gradients
-        self._parameters = {number: array for number, array in targets.items() if number in network.parameters}
+    network: Network
+    before: Forward
+    labels: Sequence[np.ndarray]
+    gradients: Mapping[int, np.ndarray]
+    targets: Mapping[int, np.ndarray]
+    deferred: Mapping[int, np.ndarray]
+
+    def __post_init__(self) -> None:
+        parameters, targets = {*self.network.parameters}, self.targets.items()
+        self._parameters = {number: array for number, array in targets if number in parameters}
         #: Gradients to data and labels: each GPU computes those of its share of the images.
-        self._images = {number: array for number, array in targets.items() if number not in self._parameters}
-        self.summed = {**self._parameters, **deferred}
+        self._images = {number: array for number, array in targets if number not in parameters}
+        self.summed, ranks = {**self._parameters, **self.deferred}, len(self.before.shares)
         #: For each rank, the numbers of the gradients that are summed on its GPU.
-        self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, len(before.shares))
-        self.kind: Hashable = tuple(gradients), tuple(targets), tuple(deferred)
-        self.is_queued = not gradients and all(map(self._is_queued, range(len(before.shares))))
+        self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, ranks)
+        self.kind: Hashable = tuple(self.gradients), tuple(self.targets), tuple(self.deferred)
+        self.is_queued = not self.gradients and all(map(self._is_queued, range(ranks)))
 
     def _is_queued(self, rank: int) -> bool:
-        queued = self._before.ranks[rank].queued
-        labels = [share_of(array, self._before.shares, rank) for array in self._labels]
+        queued = self.before.ranks[rank].queued
+        labels = [share_of(array, self.before.shares, rank) for array in self.labels]
         return bool(queued and queued.kind == self.kind and all(map(np.array_equal, queued.labels, labels)))
 
     def compute(
@@ -166,17 +166,17 @@ class Backward:
     ) -> Gradients:
         """Compute the gradients on the rank's GPU, or wait for them if they are queued; return them, complete."""
         if self.is_queued:
-            queued: Any = self._before.ranks[rank.number].queued
+            queued: Any = self.before.ranks[rank.number].queued
             return step(rank.gpu, [], [], lambda _: ([], queued.gradients), meanwhile=meanwhile)
-        inputs = list(map(rank.share_of, (*self._labels, *self._gradients.values())))
+        inputs = list(map(rank.share_of, (*self.labels, *self.gradients.values())))
         images = {number: rank.share_of(array) for number, array in self._images.items()}
         shapes = {number: array.shape for number, array in {**self.summed, **images}.items()}
 
         def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], Gradients]:
-            labels = dict(zip(self._network.labels, arrays))
-            heads = dict(zip(self._gradients, arrays[len(labels) :]))
-            before, xp = self._before.ranks[rank.number], cuda.cupy()
-            known = backward(self._network, operators, before, labels, heads, shapes)
+            labels = dict(zip(self.network.labels, arrays))
+            heads = dict(zip(self.gradients, arrays[len(labels) :]))
+            before, xp = self.before.ranks[rank.number], cuda.cupy()
+            known = backward(self.network, operators, before, labels, heads, shapes)
             gradients = {
                 number: xp.ascontiguousarray(known[number]) if number in known else xp.zeros(shape, np.float32)
                 for number, shape in shapes.items()
