@@ -185,10 +185,13 @@ class Pool:
 
 
 class GraphPass:
-    """One pass of one rank as a CUDA graph: its launches, and its inputs on the GPU, which have these shapes."""
+    """One pass of one rank as a CUDA graph: its launches, and its inputs on the GPU, which have these shapes.
 
-    def __init__(self, pool: Pool, shapes: Sequence[Shape]) -> None:
-        self._pool, self._shapes, self._inputs = pool, shapes, list[Any]()
+    Each step has other ranks: ``rank`` is that of the last step.
+    """
+
+    def __init__(self, pool: Pool, rank: Rank, shapes: Sequence[Shape]) -> None:
+        self._pool, self.rank, self._shapes, self._inputs = pool, rank, shapes, list[Any]()
         #: Pinned memory for the inputs, if the pass is queued behind another one that may still run.
         self.pinned: Sequence[np.ndarray] = ()
         self._graph: Any = None
@@ -209,7 +212,7 @@ class GraphPass:
         """Whether the pass is captured and can be launched: its communicator, if any, is not aborted."""
         return self._graph is not None and not (self._communicator and self._communicator.aborted)
 
-    def run(self, compute: Callable[[Sequence[Any]], Any], rank: Rank) -> Any:
+    def run(self, compute: Callable[[Sequence[Any]], Any]) -> Any:
         """Launch the graph of compute(inputs), captured at the first call; return the result of ``compute``."""
         if not self.is_captured:
             self._graph = None
@@ -219,15 +222,15 @@ class GraphPass:
 
             try:
                 with self._pool.using():
-                    self._graph = cuda.captured(call, rank.gpu.stream)
+                    self._graph = cuda.captured(call, self.rank.gpu.stream)
             except Exception as error:
                 raise CaptureError(f"expected a pass that a CUDA graph can repeat, got {error}") from error
-            self._communicator = rank.group.communicator
-        return self.launch(rank)
+            self._communicator = self.rank.group.communicator
+        return self.launch()
 
-    def launch(self, rank: Rank) -> Any:
+    def launch(self) -> Any:
         """Queue the captured launches on the rank's stream; return the result of ``compute`` at the capture."""
-        rank.launch(self._graph)
+        self.rank.launch(self._graph)
         return self._result
 
 
@@ -250,7 +253,9 @@ class Graphs:
 
     def of(self, rank: Rank, kind: Hashable, shapes: Sequence[Shape]) -> GraphPass:
         """Return a rank's pass of a kind, for inputs of these shapes, made at the first call."""
-        return self._passes.setdefault((rank.number, kind, *shapes), GraphPass(self._pool, shapes))
+        found = self._passes.setdefault((rank.number, kind, *shapes), GraphPass(self._pool, rank, shapes))
+        found.rank = rank
+        return found
 
     def drop(self, refuse: bool) -> None:
         """Drop the passes, and free their memory except arrays that a forward pass still holds.

@@ -25,7 +25,7 @@ from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, Stag
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, ceil_div, round_up
 from ece408_op.runtime.memory import address
 
-from ._data_parallel import GraphPass, Rank, RetryError
+from ._data_parallel import GraphPass, RetryError
 from ._definition import Shape
 from .engine import copying_threads, free_memory
 
@@ -107,7 +107,7 @@ def step(
     outputs: Sequence[np.ndarray],
     compute: Callable[[Sequence[Any]], tuple[Sequence[Any], Any]],
     *,
-    graph: tuple[GraphPass, Rank] | None = None,
+    graph: GraphPass | None = None,
     cached: Callable[[np.ndarray], Any] = lambda _: None,
     pinned_inputs: Sequence[bool] = (),
     pinned_outputs: Sequence[bool] = (),
@@ -135,7 +135,7 @@ def step(
             small = _pinned_buffer(gpu, INPUT, packing.shapes[-1])
             small_out = _pinned_buffer(gpu, OUTPUT, out_packing.shapes[-1])
             with gpu.stream:
-                arrays = graph[0].inputs if graph else [cuda.cupy().empty(one, np.float32) for one in packing.shapes]
+                arrays = graph.inputs if graph else [cuda.cupy().empty(one, np.float32) for one in packing.shapes]
             device = _Device(gpu, arrays, lambda given: compute(packing.unpacked(given)), graph, then, first)
             left = device.queue_inputs(large, list(map(cached, large)), in_pinned)
             packing.copy_small(inputs, small)
@@ -200,7 +200,7 @@ class _Device:
     gpu: Gpu
     inputs: Sequence[Any]
     work: Callable[[Sequence[Any]], tuple[Sequence[Any], Any]]
-    graph: tuple[GraphPass, Rank] | None
+    graph: GraphPass | None
     then: Callable[[Any], Any]
     first: bool
 
@@ -269,8 +269,7 @@ class _Device:
         with self.gpu.device, self.gpu.stream:
             self.gpu.wait_for(self._copied)
             if self.graph:
-                graph, rank = self.graph
-                self._outputs, self.result = graph.run(self.work, rank)
+                self._outputs, self.result = self.graph.run(self.work)
             else:
                 if self.first:
                     compile_ahead(lambda: self.work(self.inputs), self.gpu.device.id)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ece408_op.runtime import cuda
 
-from ._data_parallel import GraphPass, Graphs, Rank, share_of
+from ._data_parallel import Graphs, Rank, share_of
 from ._definition import Operator, Shape, Trained
 from ._network import Network
 from ._step import packing_of, pinned_array, step
@@ -183,7 +183,7 @@ class Backward:
             }
             return [], self._packed(rank, gradients, list(images.values()))
 
-        graph = graph_of(graphs, rank, self.kind, inputs)
+        graph = graphs.of(rank, self.kind, packing_of(inputs).shapes) if graphs else None
         return step(rank.gpu, inputs, [], compute, graph=graph, meanwhile=meanwhile, first=first)
 
     def _packed(self, rank: Rank, gradients: dict[int, Any], images: Sequence[np.ndarray]) -> Gradients:
@@ -233,19 +233,12 @@ def queue_backward(
     packing.copy_small(given, graph.pinned[-1])
     for target, array in zip(graph.inputs, graph.pinned):
         target.set(array)
-    _, gradients = graph.launch(rank)
+    _, gradients = graph.launch()
     if rank.group.communicator:
         # No thread waits for this pass before the next call on these GPUs. If a GPU fails meanwhile, ``watch`` aborts
         # the communicator.
         rank.group.communicator.watch(rank.gpu.stream.record())
     return QueuedBackward(kind, given, gradients)
-
-
-def graph_of(
-    graphs: Graphs | None, rank: Rank, kind: Hashable, inputs: Sequence[np.ndarray]
-) -> tuple[GraphPass, Rank] | None:
-    """Return the ``graph`` argument of ``step`` for a pass with these inputs, None without graphs."""
-    return (graphs.of(rank, kind, packing_of(inputs).shapes), rank) if graphs else None
 
 
 def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:

@@ -32,7 +32,7 @@ from ._gpu_update import Deferred, cached_at, defer, mark, move_from
 from ._layers import BatchNorm
 from ._network import parse
 from ._step import packing_of, step, with_retry
-from ._training import Backward, Forward, Gradients, SavedValues, graph_of, queue_backward
+from ._training import Backward, Forward, Gradients, SavedValues, queue_backward
 from ._training_gpu import GpuOperators
 from .engine import Engine
 
@@ -99,7 +99,7 @@ class Trainer:
                 own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
                 return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
 
-            graph = graph_of(graphs, rank, ("forward", tuple(states)), inputs)
+            graph = graphs.of(rank, ("forward", tuple(states)), packing_of(inputs).shapes) if graphs else None
             return step(
                 *(rank.gpu, inputs, results, compute),
                 graph=graph,
