@@ -10,7 +10,7 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 ``_elementwise`` and ``_shaping`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it,
 ``_formats`` decides which values are split activations, ``_schedule`` places all values in memory and computes them in
 order. ``_gpu`` chooses the implementation of each node on the GPU: the package's kernels on split activations
-(``_split_layers``) or on float32 (``_passes``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory,
+(``_split_layers``) or on float32 (``_passes``), cuDNN, or cuBLAS (``_blas``). ``_batch`` has the memory,
 the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a batch among GPUs.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values.

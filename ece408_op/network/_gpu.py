@@ -21,8 +21,8 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _passes, _split_layers
+from ._blas import GpuArrays, blas
 from ._definition import Shape
-from ._dense import GpuArrays, blas
 from ._formats import SplitUse
 from ._layers import BatchNorm, Convolution, FullyConnected, Pooling, Weighted
 from ._network import described
@@ -234,24 +234,22 @@ class _SplitFullyConnected(WeightedComputation):
         return cuda.prepared_launch(self._program, 1, arrays, scratch)
 
 
-class _Norm(Computation):
+class _Norm(ProgramComputation):
     """BatchNorm at inference: a scale and a shift per channel, which ``prepare`` computes from the parameters."""
 
     def __init__(self, chooser: Chooser, node: Node, output: Shape) -> None:
         axis = node.operator.axis % len(output)
         inner = prod(output[axis + 1 :])
-        self._launch = _passes.affine(output[axis], inner, prod(output), node.epilogue, scaled=True)
+        super().__init__(_passes.affine(output[axis], inner, prod(output), node.epilogue, scaled=True))
         self._operator, self._plain = node.operator, ArrayComputation(chooser.arrays, node)
-        self._factors: tuple[Any, Any] | None = None
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         known = all(array is not None for array in inputs[1:])
-        factors = self._operator.factors(inputs[1:]) if known else None
-        self._factors = factors and (factors[0].astype(np.float32), factors[1].astype(np.float32))
+        factors = [each.astype(np.float32) for each in self._operator.factors(inputs[1:])] if known else []
+        self._parameters = dict(zip(("scale", "shift"), factors))
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the launch, or the operator's own method if other nodes compute its parameters."""
-        if self._factors is None:
+        if not self._parameters:
             return self._plain.bind(inputs, out, scratch)
-        arrays = {"x": inputs[0], "scale": self._factors[0], "shift": self._factors[1], "y": out}
-        return cuda.prepared_launch(self._launch, 1, arrays)
+        return super().bind(inputs, out, scratch)

@@ -92,17 +92,6 @@ class Timed(Computation):
         return call
 
 
-class ProgramComputation(Computation):
-    """A node without parameters that one program computes."""
-
-    def __init__(self, program: cuda.Program) -> None:
-        self._program = program
-
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        batch = self._program.plan.images_per_launch
-        return cuda.prepared_launch(self._program, batch, arrays_of(inputs, out))
-
-
 def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
     """Return the arrays by their names in programs: x, x1, ..., y.
 
@@ -113,6 +102,18 @@ def arrays_of(inputs: Sequence[Any], out: Any) -> dict[str, Any]:
     for (values, scales), array in zip((*names, ("y", "y_scales")), (*inputs, out)):
         found |= {values: array.values, scales: array.scales} if isinstance(array, SplitArray) else {values: array}
     return found
+
+
+class ProgramComputation(Computation):
+    """A node that one program computes, from the arrays of ``named(inputs, out)`` and those that ``prepare`` makes."""
+
+    def __init__(self, program: cuda.Program, named: Callable[..., dict[str, Any]] = arrays_of) -> None:
+        self._program, self._named, self.scratch = program, named, program.plan.scratch_bytes
+        self._parameters: dict[str, Any] = {}
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        arrays = {**self._named(inputs, out), **self._parameters}
+        return cuda.prepared_launch(self._program, self._program.plan.images_per_launch, arrays, scratch)
 
 
 def in_order(*calls: Call) -> Call:

@@ -98,7 +98,10 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
             return _Depthwise(node, x, output)
         return (_UnfoldedConvolution if first else _SplitConvolution)(chip, node, x)
     if isinstance(operator, Conversion):
-        return _ToSplit(x, chip) if operator.op == "split" else ProgramComputation(split_passes.join(x))
+        if operator.op == "join":
+            return ProgramComputation(split_passes.join(x))
+        named = lambda inputs, out: {"x": inputs[0], "split_x": out.values, "x_scales": out.scales}  # noqa: E731
+        return ProgramComputation(split_form.split_activations(x, chip), named)
     if isinstance(operator, Concat):
         return ProgramComputation(split_passes.concat(list(inputs), following))
     if isinstance(operator, Pooling):
@@ -107,18 +110,6 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
         counted = fitted.count_include_pad
         return ProgramComputation(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
     return _Depthwise(node, x, image_shape(output))
-
-
-class _ToSplit(Computation):
-    """Conversion of float32 values to split activations."""
-
-    def __init__(self, x: Shape, chip: Chip) -> None:
-        self._program, self._batch = split_form.split_activations(x, chip), x[0]
-        self.scratch = self._program.plan.scratch_bytes
-
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        arrays = {"x": inputs[0], "split_x": out.values, "x_scales": out.scales}
-        return cuda.prepared_launch(self._program, self._batch, arrays, scratch)
 
 
 class _Depthwise(Timed):

@@ -16,9 +16,9 @@ from ece408_op.graph.symbol_graph import Node
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import ceil_div
 
+from ._blas import GpuArrays
 from ._data_parallel import Rank
 from ._definition import Trained
-from ._dense import GpuArrays
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second

@@ -19,7 +19,7 @@ import numpy as np
 import numpy_operators
 from cuda_layers import H200
 
-from ece408_op.network import _dense, _gpu_update, engine, trainer
+from ece408_op.network import _blas, _gpu_update, engine, trainer
 from ece408_op.network._data_parallel import Rank
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Function
@@ -383,7 +383,7 @@ def installed():
         mock.patch.object(trainer, "GpuOperators", Operators),
         mock.patch.object(_gpu_update, "apply", updated),
         mock.patch.dict(sys.modules, modules),
-        mock.patch.object(_dense, "ctypes", libraries),
+        mock.patch.object(_blas, "ctypes", libraries),
     ):
         try:
             yield gpus[0]
