@@ -176,8 +176,11 @@ class Operator:
         """
         raise NotImplementedError
 
-    def new_states(self, given: Trained) -> Mapping[int, Any]:
-        """Return the new values of the inputs that a training step changes, by position: a BatchNorm's statistics."""
+    def new_states(self, saved: Any) -> Mapping[int, Any]:
+        """Return the new values of the inputs that a training step changes, by position: a BatchNorm's statistics.
+
+        saved: the result of ``train``.
+        """
         return {}
 
     def used_inputs(self) -> tuple[str, ...]:

@@ -219,9 +219,9 @@ class BatchNorm(Operator):
         arrays.xp.multiply(inputs[0], scale, out=out)
         arrays.xp.add(out, shift, out=out)
 
-    def new_states(self, given: Trained) -> Mapping[int, Any]:
+    def new_states(self, saved: Any) -> Mapping[int, Any]:
         """Return the moving mean and variance, unless the statistics are the stored ones."""
-        return dict(enumerate(given.saved[2:4], 3)) if given.saved else {}
+        return dict(enumerate(saved[2:4], 3)) if saved else {}
 
 
 @dataclass(frozen=True)

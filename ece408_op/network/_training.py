@@ -48,7 +48,7 @@ def forward(
             continue
         values[number] = operators.xp.empty(shapes[number], np.float32)
         saved[number] = operators.train(node, inputs, values[number], seed + number)
-        new = node.operator.new_states(Trained(inputs, values[number], saved[number]))
+        new = node.operator.new_states(saved[number])
         states.update({node.inputs[position].node: value for position, value in new.items()})
     return SavedValues(values, saved, states)
 

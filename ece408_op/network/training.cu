@@ -62,23 +62,19 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
 }
 #endif
 
-// sums (2, channels) = the sums of partial over the parts.
-extern "C" __global__ void sum_parts(const double *partial, double *sums, int channels, int parts) {
-    for (int i = first_element(); i < 2 * channels; i += grid_stride()) {
-        double sum = 0;
-        for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + i];
-        sums[i] = sum;
-    }
-}
-
-#ifdef FIXED
-// The sum over the parts of one of the two sums in partial (parts, 2, channels).
-__device__ __forceinline__ double total(const double *partial, int channels, int parts, int channel) {
+// The sum over the parts of one of the 2 channels sums in partial (parts, 2, channels).
+__device__ __forceinline__ double total(const double *partial, int channels, int parts, int i) {
     double sum = 0;
-    for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + channel];
+    for (int part = 0; part < parts; part++) sum += partial[(size_t)part * 2 * channels + i];
     return sum;
 }
 
+// sums (2, channels) = the sums of partial over the parts.
+extern "C" __global__ void sum_parts(const double *partial, double *sums, int channels, int parts) {
+    for (int i = first_element(); i < 2 * channels; i += grid_stride()) sums[i] = total(partial, channels, parts, i);
+}
+
+#ifdef FIXED
 // Computes, from the sums of x and x^2 in partial, the mean and variance of count elements (statistics), the factors of
 // channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance. If several
 // GPUs share a batch, partial has one part per GPU.
