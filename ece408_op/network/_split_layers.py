@@ -22,7 +22,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
-from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling
+from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling, Weighted
 from ._passes import expression
 from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
 from ._shaping import Concat
@@ -43,7 +43,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
         return None
     if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
-    if isinstance(operator, (Convolution, FullyConnected)):
+    if isinstance(operator, Weighted):
         problem = problem_of(operator, x)
         if problem is None or operator.impl != dispatch.AUTO:
             return None
@@ -93,10 +93,12 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
 def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
     """Return the computation of a conversion, or of a node that ``accepts`` took. first: the node reads float32."""
     operator, x, following = node.operator, image_shape(inputs[0]), expression(node.epilogue)
-    if isinstance(operator, (Convolution, FullyConnected)):
+    if isinstance(operator, Weighted):
         if is_depthwise(operator, x):
             return _Depthwise(node, x, output)
-        return (_UnfoldedConvolution if first else _SplitConvolution)(chip, node, x)
+        problem = problem_of(operator, x)
+        assert problem, "accepts took it"
+        return (_UnfoldedConvolution if first else _SplitConvolution)(chip, node, problem)
     if isinstance(operator, Conversion):
         if operator.op == "join":
             return ProgramComputation(split_passes.join(x))
@@ -112,20 +114,34 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
     return _Depthwise(node, x, image_shape(output))
 
 
-class _Depthwise(Timed):
+class _SplitLayer(Timed):
+    """A layer that one program computes, with the arrays that ``prepare`` makes from the layer's parameters."""
+
+    def __init__(self, node: Node, program: Program, batch: int) -> None:
+        super().__init__(node)
+        self._program, self._batch = program, batch
+        self._parameters: Mapping[str, Any] = {}
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        arrays = {**arrays_of(inputs[:1], out), **self._parameters}
+        if isinstance(self._node.operator, Weighted) and self._node.operator.residual:
+            arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
+        return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
+
+
+class _Depthwise(_SplitLayer):
     """A depthwise convolution or, with windows of one pixel, a BatchNorm or an activation."""
 
     name = "split_depthwise"
 
     def __init__(self, node: Node, x: Shape, output: Shape) -> None:
-        super().__init__(node)
         operator = node.operator
         windows = (1, 1), (1, 1), (0, 0)
         if isinstance(operator, Convolution):
             windows = operator.kernel, operator.stride, operator.pad
-        self._program = split_passes.depthwise(x, output, *windows, expression(operator.activation or node.epilogue))
-        self._batch, self._channels = x[:2]
-        self._parameters: dict[str, Any] = {}
+        following = expression(operator.activation or node.epilogue)
+        super().__init__(node, split_passes.depthwise(x, output, *windows, following), x[0])
+        self._channels = x[1]
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Make the filters, tap by tap with channels innermost, and the bias; those of an activation change nothing."""
@@ -140,32 +156,21 @@ class _Depthwise(Timed):
         limits = split_form.output_limits(taps, bias)
         self._parameters = {"w": cp.ascontiguousarray(_padded(taps).T), "bias": _padded(bias), "limits": limits}
 
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        arrays = {**arrays_of(inputs[:1], out), **self._parameters}
-        return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
 
-
-class _SplitConvolution(Timed):
+class _SplitConvolution(_SplitLayer):
     """A Convolution or FullyConnected with bias, folded BatchNorm, addition and activation."""
 
     name = _KERNEL.name
 
-    def __init__(self, chip: Chip, node: Node, x: Shape) -> None:
-        super().__init__(node)
-        problem = problem_of(node.operator, x)
-        assert problem, "accepts took it"
-        self._problem = problem
-        self._program = self._planned(chip)
-        self._parameters: dict[str, Any] = {}
-
-    def _planned(self, chip: Chip) -> Program:
-        operator, following = self._node.operator, expression(self._node.epilogue)
+    def __init__(self, chip: Chip, node: Node, problem: ConvProblem) -> None:
+        operator, following = node.operator, expression(node.epilogue)
         options = {"bias": not operator.no_bias or operator.norm is not None, "residual": operator.residual}
-        return split_form.convolution(self._problem, chip, **options, activation=following)
+        super().__init__(node, split_form.convolution(problem, chip, **options, activation=following), problem.batch)
+        self._problem = problem
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Fold the BatchNorm into filters and bias, and split the filters."""
-        self._parameters = dict(self._converted(*self._node.operator.folded(inputs)))
+        self._parameters = self._converted(*self._node.operator.folded(inputs))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         cp, problem = cuda.cupy(), self._problem
@@ -177,32 +182,24 @@ class _SplitConvolution(Timed):
         given = {"w": w, "split_w": split_w, "w_exponents": exponents, "limits": split_form.output_limits(w, bias)}
         return given if bias is None else {**given, "bias": bias}
 
-    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        arrays = {**arrays_of(inputs[:1], out), **self._parameters}
-        if self._node.operator.residual:
-            arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
-        return self.timed(cuda.prepared_launch(self._program, self._problem.batch, arrays))
-
 
 class _UnfoldedConvolution(_SplitConvolution):
     """A convolution of float32 images with few channels: the columns of each window become channels."""
 
-    def _planned(self, chip: Chip) -> Program:
-        problem, self._images = self._problem, self._problem.x_shape
-        self._unfold = split_passes.unfold(problem)
+    def __init__(self, chip: Chip, node: Node, problem: ConvProblem) -> None:
         unfolded = split_passes.unfolded(problem)
         assert unfolded, "accepts took it"
-        self._problem = unfolded
-        self._values = round_up(split_bytes(self._problem.x_shape), SCRATCH_ALIGNMENT)
+        super().__init__(chip, node, unfolded)
+        self._unfold = split_passes.unfold(problem)
+        self._values = round_up(split_bytes(unfolded.x_shape), SCRATCH_ALIGNMENT)
         self.scratch = self._values + SCALE_BYTES * problem.batch
-        return super()._planned(chip)
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         return super()._converted(split_passes.unfolded_filters(w, self._problem), bias)
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         values, scales = scratch[: self._values // ITEM_BYTES], scratch[self._values // ITEM_BYTES :]
-        unfold = cuda.prepared_launch(self._unfold, self._images[0], {"x": inputs[0], "y": values, "y_scales": scales})
+        unfold = cuda.prepared_launch(self._unfold, self._batch, {"x": inputs[0], "y": values, "y_scales": scales})
         convolve = super().bind([SplitArray(values, scales, self._problem.x_shape)], out, None)
         return in_order(lambda: cuda.fill_with_zeros(scales, None), unfold, convolve)
 
