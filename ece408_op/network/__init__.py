@@ -6,16 +6,17 @@ engine.py     inference on one GPU: parameters, chunks of images, memory
 trainer.py    training steps on one GPU or several: copies in, computation, copies out
 optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 
-Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``,
-``_elementwise`` and ``_shaping`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it,
-``_formats`` decides which values are split activations, ``_schedule`` places all values in memory and computes them in
-order. ``_gpu`` chooses the implementation of each node on the GPU: the package's kernels on split activations
-(``_split_layers``) or on float32 (``_passes``), cuDNN, or cuBLAS (``_blas``). ``_batch`` has the memory,
-the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a batch among GPUs.
+Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_elementwise`` and
+``_shaping`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it, ``_formats`` decides
+which values are split activations, ``_schedule`` places all values in memory and computes them in order. ``_gpu``
+chooses the implementation of each node on the GPU: the package's kernels on split activations (``_split_layers``) or on
+float32 (``_passes``), cuDNN, or cuBLAS (``_blas``). ``_batch`` has the memory, the CUDA graphs and the convolutions'
+times for one batch size. ``_inference`` divides a batch among GPUs.
 
-Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values.
-``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and activations by
-``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's arrays. ``_step``
-copies in, computes and copies out for each pass and update. ``_data_parallel`` has the threads of a pass on several
-GPUs and the passes as CUDA graphs, and ``_gpu_update`` the update of parameters, of which copies stay on a GPU.
+Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values, so ``_fusion``
+fuses little for it. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and
+activations by ``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's
+arrays. ``_step`` copies in, computes and copies out for each pass and update. ``_data_parallel`` has the threads of a
+pass on several GPUs and the passes as CUDA graphs, and ``_gpu_update`` the update of parameters, of which copies stay
+on a GPU.
 """

@@ -30,6 +30,7 @@ _CLASSES: list[type[Operator]] = [
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and "names" in vars(kind)
 ]
+#: The operators that a network may have, by their names in MXNet's graphs.
 OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}
 
 #: The operators of mx.np with the equivalent ones of mx.nd, and the attributes that have another name in mx.np.
