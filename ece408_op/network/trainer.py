@@ -81,7 +81,7 @@ class Trainer:
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         pinned_inputs = [*pinned, *(False for _ in parameters)]
 
-        def compute_share(rank: Rank, graphs: Graphs | None, kind: Hashable) -> SavedValues:
+        def compute_share(rank: Rank, graphs: Graphs | None) -> SavedValues:
             inputs = [*map(rank.share_of, data), *parameters]
             # Only the first GPU copies the new states out, since all compute the same ones.
             results = [*map(rank.share_of, outputs), *(() if rank.number else new.values())]
@@ -96,12 +96,15 @@ class Trainer:
                 return packing_of(results).packed(values), found
 
             def queue(found: SavedValues) -> SavedValues:
-                own_labels = lambda: list(map(rank.share_of, labels()))  # noqa: E731
-                return replace(found, queued=queue_backward(rank, graphs, kind, own_labels))
+                queued = queue_backward(rank, graphs, kind, lambda: list(map(rank.share_of, labels())))
+                return replace(found, queued=queued)
 
             graph = graphs.of(rank, ("forward", tuple(states)), packing_of(inputs).shapes) if graphs else None
             return step(
-                *(rank.gpu, inputs, results, compute),
+                rank.gpu,
+                inputs,
+                results,
+                compute,
                 graph=graph,
                 cached=lambda array: cached_at(address(array)),
                 pinned_inputs=pinned_inputs,
@@ -119,7 +122,7 @@ class Trainer:
             if graphs:
                 kind, graphs.backward = graphs.backward, None
             try:
-                ranks, graphs = self._on_ranks(shares, graphs, lambda rank, graphs: compute_share(rank, graphs, kind))
+                ranks, graphs = self._on_ranks(shares, graphs, compute_share)
             except BaseException:
                 self._graphs.clear()
                 raise
