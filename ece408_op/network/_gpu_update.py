@@ -42,17 +42,18 @@ Addresses = tuple[int, int]
 
 
 class Deferred(NamedTuple):
-    """A gradient on a GPU for a later update, and the object that keeps its memory alive."""
+    """A gradient on a GPU for a later update; owner: keeps its memory alive; number: that of its backward pass."""
 
     gpu: Gpu
     gradient: Any
     owner: Any
+    number: int = 0
 
 
-#: Deferred gradients with the numbers of their backward passes, by the addresses of their host arrays, oldest first.
+#: Deferred gradients by the addresses of their host arrays, oldest first.
 #: The parameters' addresses are no keys, because a KVStore updates its own copies of the parameters. One dictionary for
 #: all networks, since one update may be for several.
-pending: OrderedDict[int, tuple[int, Deferred]] = OrderedDict()
+pending: OrderedDict[int, Deferred] = OrderedDict()
 #: The number of latest passes whose gradients are kept, so that networks without updates do not fill the GPU's memory.
 MOST_PASSES = 64
 _passes = itertools.count()
@@ -74,8 +75,8 @@ def defer(gradients: Mapping[int, Deferred]) -> None:
     with _lock:
         for key in gradients:
             pending.pop(key, None)  # so that the new entry comes last
-        pending.update((key, (number, one)) for key, one in gradients.items())
-        while pending and next(iter(pending.values()))[0] <= number - MOST_PASSES:
+        pending.update((key, one._replace(number=number)) for key, one in gradients.items())
+        while pending and next(iter(pending.values())).number <= number - MOST_PASSES:
             pending.popitem(last=False)
 
 
@@ -86,11 +87,11 @@ def move_from(owner: Any, gpus: Sequence[Gpu]) -> None:
     they are on none of ``gpus``, whose locks the caller holds.
     """
     with _lock:
-        for key, (number, one) in list(pending.items()) if owner else ():
+        for key, one in list(pending.items()) if owner else ():
             if one.owner is owner and one.gpu in gpus:
                 no_room = cuda.cupy().cuda.memory.OutOfMemoryError
                 with one.gpu.device, cuda.reported("training"), one.gpu.stream, suppress(no_room):
-                    pending[key] = number, one._replace(gradient=one.gradient.copy(), owner=None)
+                    pending[key] = one._replace(gradient=one.gradient.copy(), owner=None)
 
 
 class WriteCount:
@@ -311,7 +312,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     for one in operands:
         one.state.pin(one.parameter, one.host)
     with _lock:
-        taken = [pending.pop(one.host.addresses[1], (0, None))[1] for one in operands]
+        taken = [pending.pop(one.host.addresses[1], None) for one in operands]
     deferred = [
         gradient if _is_deferred(gradient, one.host.bits, once) else None
         for gradient, one, once in zip(taken, operands, written_once)

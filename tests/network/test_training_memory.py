@@ -177,7 +177,7 @@ def test_gradients_that_no_update_has_used_leave_their_memory_to_the_next_step(m
     for _ in range(2):
         executor.forward(is_train=True)
         run(lambda: executor.backward([mx.nd.ones((4, 2))]))
-    ((_, deferred),) = _gpu_update.pending.values()
+    (deferred,) = _gpu_update.pending.values()
     owner, array = weakref.ref(deferred.owner), deferred.gradient
     del deferred
     run(lambda: executor.forward(is_train=True))
@@ -194,9 +194,9 @@ def test_gradients_stay_on_a_gpu_that_the_next_step_has_not_locked(monkeypatch):
     gradient = cuda.cupy().zeros((2, 3), np.float32)
     _gpu_update.defer({1: _gpu_update.Deferred(gpu, gradient, owner)})
     _gpu_update.move_from(owner, [])
-    assert _gpu_update.pending[1][1].gradient is gradient
+    assert _gpu_update.pending[1].gradient is gradient
     _gpu_update.move_from(owner, [gpu])
-    assert _gpu_update.pending[1][1].owner is None
+    assert _gpu_update.pending[1].owner is None
 
 
 def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
