@@ -65,8 +65,7 @@ __device__ __forceinline__ void compute_without_borders(const float *y, const fl
                 for (int q = 0; q < L; q++) {
                     const int i = h + PAD_H - p, j = column + PAD_W - q;
                     if (unsigned(i) < unsigned(OH) && unsigned(j) < unsigned(OW))
-                        filter_sum =
-                            multiply_add(y[m * PIXELS + i * OW + j], w[((m * C + c) * K + p) * L + q], filter_sum);
+                        filter_sum = fmaf(y[m * PIXELS + i * OW + j], w[((m * C + c) * K + p) * L + q], filter_sum);
                 }
             sum += filter_sum;
         }

@@ -6,9 +6,9 @@ each promotion costs one or two roundings of 2^-24. The sums of the low products
 component ``general.cu`` promotes nothing: 2^-22 per product is below the errors of the factors up to about 4,000
 products.
 
-In a data gradient, a value below 2^-28 of the largest of its image or filter errs by up to 2^-50 of that one instead of
-2^-22 of itself: a network's gradients spread so far in most layers, and recomputing their images took longer than all
-products. The error of such a value matters only if all other values of a sum are as small.
+In a data gradient, a value below 2^-28 of the largest of its image or filter errs by up to 2^-50 of that one (with one
+component 2^-39) instead of 2^-22 of itself: a network's gradients spread so far in most layers, and recomputing their
+images took longer than all products. The error of such a value matters only if all other values of a sum are as small.
 """
 
 from __future__ import annotations
