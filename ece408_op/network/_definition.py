@@ -126,8 +126,8 @@ class Operator:
     def read(cls, op: str, attrs: Mapping[str, str]) -> Operator:
         """Return the operator with a node's attributes; raises Unsupported, which names the attribute."""
         known = {one.name: one for one in fields(cls) if one.metadata}
-        given = {name: text for name, text in attrs.items() if name not in _HINTS and not is_mxnets_own(name)}
-        unknown = sorted(given.keys() - known.keys() - set(cls.accepted))
+        given = {key: text for key, text in attrs.items() if text != "None" and not is_mxnets_own(key)}
+        unknown = sorted(given.keys() - known.keys() - _HINTS - set(cls.accepted))
         if unknown:
             raise Unsupported(f"{', '.join(unknown)}: unsupported attribute")
         values = {}

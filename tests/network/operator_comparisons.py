@@ -177,7 +177,8 @@ def resampled(size, kind):
     """Return a symbol of AdaptiveAvgPooling2D, or of BilinearResize2D with aligned corners or without."""
     if kind == "mean":
         return S.contrib.AdaptiveAvgPooling2D(data, output_size=size[:1] if size[0] == size[1] else size)
-    return S.contrib.BilinearResize2D(data, height=size[0], width=size[1], align_corners=kind == "corners")
+    words = {"scale_height": None, "align_corners": kind == "corners"}
+    return S.contrib.BilinearResize2D(data, height=size[0], width=size[1], **words)
 
 
 def deconvolution(image, filters, groups, bias, adj, target, sizes):
