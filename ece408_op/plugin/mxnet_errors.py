@@ -28,7 +28,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from ece408_op.errors import DeviceError, Ece408Error
+from ece408_op.errors import DeviceError, Ece408Error, GraphError
 from ece408_op.runtime.bounded_dict import BoundedDict
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -40,6 +40,7 @@ _here = threading.local()
 _failures: BoundedDict[int, Exception] = BoundedDict(4096)
 _numbers = itertools.count(408_000_000)
 _SECOND_DERIVATIVE = "Operator _backward_Custom is non-differentiable"
+_FROM_FILE = "Operator New is not registered"
 _SOURCE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
 _FAILED = re.compile(r"param_\.offset\[0\] .*\((\d+) vs\. 0\)")
 
@@ -146,6 +147,8 @@ def _reason_of(message: str) -> Exception | None:
         return _failures.get(int(failed[1]))
     if _SECOND_DERIVATIVE in message:
         return DeviceError("there is no second derivative; pass create_graph=False, or use MXNet's own operators")
+    if _FROM_FILE in message:
+        return GraphError("MXNet cannot load New from a file of the course; use ece408_op.load_checkpoint")
     if "custom" not in message:
         return None
     reason = getattr(_here, "reason", None)

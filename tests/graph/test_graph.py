@@ -104,6 +104,8 @@ def test_saving_writes_what_the_original_wrote(tmp_path):
     symbol, arg_params, aux_params = ece408_op.load_checkpoint(prefix, 1, impl="im2col", device="cpu")
     again = tmp_path / "again"
     ece408_op.save_checkpoint(again, 7, symbol, arg_params, aux_params)
+    with pytest.raises(GraphError, match="MXNet cannot load New .* use ece408_op.load_checkpoint"):
+        mx.model.load_checkpoint(str(again), 7)
     saved = json.loads((tmp_path / "again-symbol.json").read_text())
     want = files.original("attr")
     assert saved["nodes"] == want["nodes"]
