@@ -51,15 +51,14 @@ def bias_gradient(problem: ConvProblem, y: np.ndarray, out: np.ndarray, add: boo
         y[part].reshape(*images[part].shape, -1).sum(axis=2, out=images[part])
 
     _share_images(work, len(y), dispatch.thread_count(problem))
-    with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN in a gradient are no error
+    with np.errstate(over="ignore", invalid="ignore"):
         sums = images.sum(axis=0, dtype=np.float64)
         out[...] = sums + out if add else sums
 
 
 def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
     def work(part: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            y[part] += bias[:, None, None]
+        y[part] += bias[:, None, None]
 
     _share_images(work, len(y), threads)
 
@@ -68,4 +67,9 @@ def _share_images(work: Callable[[slice], None], images: int, threads: int) -> N
     """Call ``work`` on slices of about equal size of the images, one per thread, on at most ``threads`` threads."""
     threads = min(threads, images)
     edges = [images * part // threads for part in range(threads + 1)]
-    parallel_for(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)
+
+    def run(part: int) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are no error
+            work(slice(edges[part], edges[part + 1]))
+
+    parallel_for(run, threads, threads)

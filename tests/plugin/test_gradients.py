@@ -250,6 +250,16 @@ def test_nothing_is_computed_for_a_gradient_that_nobody_wants():
     assert [type(call.problem).__name__ for call in ece408_op.op_times()] == ["ConvProblem", "WeightGradient"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sum_that_overflows_is_no_warning():
+    data, weight, bias = values((2, 16, 9, 9), (32, 16, 3, 3), (32,))
+    bias.attach_grad()
+    with mx.autograd.record():
+        y = ece408_op.Convolution(data, weight, bias, kernel=(3, 3), num_filter=32)
+    y.backward(mx.nd.full(y.shape, 1e38))
+    assert np.isinf(bias.grad.asnumpy()).all()
+
+
 @pytest.mark.parametrize("gradients", CASES, ids=lambda gradients: gradients.__name__)
 def test_gradients_are_those_of_mxnets_own(gradients):
     want = gradients(own)
