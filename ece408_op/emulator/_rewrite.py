@@ -34,6 +34,8 @@ _IN_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*\Z", re.MULTILINE | re.DOTA
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
 #: Directives and the beginning of a loop with a condition.
 _LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
+#: With more, g++ takes half a minute for a loop from threadIdx.x to a constant, which nvcc unrolls by 4.
+_MOST_UNROLLED = 128
 _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
 #: g++ knows ``__shared__`` as static, which may stand once.
 _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
@@ -137,7 +139,7 @@ def _unrolled(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     """Write ``#pragma unroll`` as GCC's, in front of loops with a condition: GCC refuses it elsewhere."""
     if not _LOOP.match(masked, found.end()):
         return found.end(), ""
-    return found.end(), f"{found[1]}GCC unroll {found[2] if found[2].isdigit() else '65534'}"
+    return found.end(), f"{found[1]}GCC unroll {found[2] if found[2].isdigit() else _MOST_UNROLLED}"
 
 
 def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:

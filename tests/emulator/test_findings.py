@@ -280,6 +280,11 @@ def test_shorts_of_minus_one_that_were_written_have_values(fill: str, programs: 
     assert report.findings == () and (report.y.reshape(-1)[:64] == -1).all()
 
 
+def test_no_bytes_are_copied_and_set_anywhere(programs: Path) -> None:
+    host = "cudaMemset(nullptr, 0, 0); cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToDevice);"
+    assert run("y[i] = 0;", programs, host).findings == ()
+
+
 def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs: Path) -> None:
     host = "MSHADOW_CUDA_CALL(cudaMemcpyToSymbol(filters, w.dptr_, 200));"
     report = run("y[i] = filters[i % 50];", programs, host)

@@ -190,6 +190,15 @@ def test_misuse_of_fragments_is_found(changes, expected, programs) -> None:
     assert {(one.kind, one.line, one.other_line) for one in findings} >= expected
 
 
+def test_loops_from_the_thread_to_a_constant_are_compiled_fast(programs: Path) -> None:
+    run(SUBMISSIONS / "naive.cuh", programs)  # which compiles the headers
+    begin = time.monotonic()
+    found = run(SUBMISSIONS / "register_gemm.cuh", programs)
+    assert time.monotonic() - begin < 20
+    np.testing.assert_allclose(found.y, Y, atol=1e-5)
+    assert found.findings == ()
+
+
 def test_a_product_in_tf32_is_right(programs: Path) -> None:
     source = (SUBMISSIONS / "wmma.cuh").read_text()
     for before, after in {

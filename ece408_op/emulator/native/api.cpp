@@ -108,6 +108,7 @@ cudaError_t cudaFree(void *address) {
                   __builtin_return_address(0));
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (!bytes) return cudaSuccess;
     if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
         return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", __builtin_return_address(0));
     std::memset(to, value, bytes);
