@@ -19,6 +19,8 @@ from .kernel import EPS32
 
 #: Tiles whose missing halo is tried.
 TILES = (32, 16, 8, 4, 28, 24, 20, 14, 12, 10)
+#: The error of sums of 11-bit products, divided by that of the products' absolute values: 7 times their rounding unit.
+HALF_SUMS = 7 * 2.0**-11
 #: Bits of an index that wraps around.
 _BITS = (8, 16, 32)
 
@@ -281,6 +283,14 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
     ):
         pixels = windows(case.x.take(start + i * width + j), p)
         yield Hypothesis(f"x_{name}", f"with {what} in x's index: {own}", products(pixels, case.w))
+    m, c, r, s = np.ogrid[: p.filters, : p.channels, : p.kernel, : p.kernel]
+    for size, map_, what in (
+        (p.kernel**2, m + c, "one map per filter"),
+        (p.kernel, m * p.channels + c, "K for K * K"),
+    ):
+        taps = case.w.take(map_ * size + r * p.kernel + s)
+        text = f"with {what} in the filter's index: a filter has C maps of K rows of K"
+        yield Hypothesis("w_strides", text, products(windows(case.x, p), taps))
     if p.kernel == 1:  # y has as many columns as x
         return
     # x is read on beyond the row's end, as the code does, or a tile has zeros there.

@@ -56,6 +56,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "x_rows_columns": [rf"\w *\+ *{q}\b[^;\n]*\w *\+ *{p}\b", rf"{q} *\+ *\w[^;\n]*{p} *\+ *\w"],
         "y_rows_columns": [r"\by\w*\W[^;=\n]*\bw\w*\W+h\w*\W[^;=\n]*=", written],
         "y_filter": [written],
+        "w_strides": [r"#define +[kw]\w*\([^\n]*", r"(?<![.\w])[kw]\w*(\.\w+)?(\[| *\+)[^;\n]*"],
         "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
         "y_images": [
             r"(?<![.\w])y\w*(\.\w+)? *\+(?![^,;\n]*\bM\b)[^,;\n]*",

@@ -159,6 +159,15 @@ KERNELS = {
         ),
         takes=several,
     ),
+    "w_strides": Kernel(
+        "one map per filter in the filter's index",
+        tap=lambda p, m, c, r, s: at(p.w_shape, ((m + c) * p.kernel + r) * p.kernel + s),
+        takes=several,
+    ),
+    "w_strides of maps": Kernel(
+        "K for K * K in the filter's index",
+        tap=lambda p, m, c, r, s: at(p.w_shape, (m * p.channels + c + r) * p.kernel + s),
+    ),
     "x_images": Kernel(
         "one map per image in x's index",
         lambda p, b, c, i, j, r, s: at(p.x_shape, ((b + c) * p.height + i + r) * p.width + j + s),
@@ -335,6 +344,14 @@ def test_blocks_that_are_missing_are_told() -> None:
     found = explain(x, w, y, BEFORE)
     assert "Your code does not write these elements: are there enough blocks?" in found.lines()
     assert not found.written and "not written, expected" in found.lines()[0]
+
+
+@pytest.mark.parametrize("name", ["filter_pq", "column_loop", "w_filter"])
+def test_a_mistake_in_half_precision_is_found(name: str) -> None:
+    for p in PROBLEMS:
+        x, w = (array.astype(np.float16) for array in inputs(p))
+        found = explain(*inputs(p), KERNELS[name](p, x, w), BEFORE)
+        assert (found.mistake, found.sentence.endswith(", in half precision (fp16) or TF32")) == (name, True)
 
 
 def test_many_missing_rows_are_no_partial_tile() -> None:
