@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 _MOST = 3
+#: With fewer loads of a warp per atomic operation, products are added one by one.
+_LOADS_PER_ATOMIC = 8
 #: The section of the docs that explains each hint.
 COALESCING = "docs/lab.md#coalescing"
 CONFLICTS = "docs/lab.md#bank-conflicts"
@@ -78,6 +80,7 @@ def hints(lines: Sequence[LineCounters], totals: LineCounters) -> tuple[Hint, ..
     costs: list[tuple[float, Hint]] = []
     for line in lines:
         costs += [*_coalescing(line), *_conflicts(line), *_divergence(line)]
+        costs += _atomics(line, totals)
     costs += _reuse(lines, totals)
     costs.sort(key=lambda pair: -pair[0])
     least = 0.02 * (totals.sectors / 4 + totals.wavefronts + totals.global_requests)
@@ -114,10 +117,21 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
     return [(float(line.divergent), Hint(line.line, text, DIVERGENCE))]
 
 
+def _atomics(line: LineCounters, totals: LineCounters) -> list[tuple[float, Hint]]:
+    if not line.atomics or totals.global_loads > _LOADS_PER_ATOMIC * line.atomics:
+        return []
+    text = f"this line has {line.atomics} atomic operations, and the kernel {totals.global_loads} loads: "
+    text += "add products in a register, and the sum by one atomic operation"
+    return [(4.0 * line.atomics, Hint(line.line, text, REUSE))]
+
+
 def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[float, Hint]]:
     """A kernel that loads from global memory far more often than it stores could keep values."""
     loads, stores = [line for line in lines if line.global_loads], max(1, totals.global_stores + totals.atomics)
-    if not loads or totals.global_loads < 20 * stores or totals.shared_requests > 4 * totals.global_loads:
+    # Where one lane stores for its warp, only the sectors show how much is loaded for it.
+    loaded = sum(line.sectors for line in loads)
+    often = totals.global_loads >= 20 * stores or loaded > 50 * max(1, totals.sectors - loaded + totals.atomics)
+    if not loads or not often or totals.shared_requests > 4 * totals.global_loads:
         return []
     most = max(loads, key=lambda line: line.global_loads)
     text = f"this line loads from global memory {most.global_loads} times per {stores} stores: "

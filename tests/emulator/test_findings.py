@@ -366,6 +366,14 @@ y[i] = sum + s[i % 32][0];"""
     assert "32.0 different sectors" in hints[1].text
 
 
+def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_sum(programs: Path) -> None:
+    hints = run("for (int n = 0; n < 20; n++)\natomicAdd(y + i, x[n * 24 + i] * w[n]);", programs).hints("wrong.cuh")
+    assert hints[0].line == 6 and "80 atomic operations, and the kernel 160 loads" in hints[0].text
+    body = "float sum = 0;\nfor (int n = 0; n < 8; n++) sum += x[n * 64 + i] * w[n * 3 % 32 + i % 32];\n"
+    body += "sum = __reduce_add_sync(~0u, int(sum));\nif (i % 32 == 0) y[i + 64 * b] = sum;"
+    assert (6, "docs/lab.md#reuse") in {(hint.line, hint.section) for hint in run(body, programs).hints("wrong.cuh")}
+
+
 def test_hints_on_a_narrow_block_whose_filters_are_in_global_memory(programs: Path) -> None:
     body = """__shared__ float s[200];
 s[i / 16 * 20 + i % 16] = x[i];
