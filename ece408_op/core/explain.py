@@ -209,8 +209,8 @@ def _best(
         name, where = _region(case, unwritten, wrong, *part_of)
         if where:
             return name, f"Your code does not write {where}", left
-    if not left:  # no value to explain
-        return "", "", 0
+    if not left:  # but a written value may equal the old content, such as ReLU's 0
+        return _explained(case, wrong, allowed, few) if (case.y != case.before).any() else ("", "", 0)
     found = _kind_of_values(case, unwritten, few)
     if found[0]:
         return found

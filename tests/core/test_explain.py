@@ -346,6 +346,12 @@ def test_blocks_that_are_missing_are_told() -> None:
     assert not found.written and "not written, expected" in found.lines()[0]
 
 
+def test_written_values_that_y_held_before_are_explained() -> None:
+    for p in PROBLEMS:
+        x, w = inputs(p)
+        assert explain(x, w, np.maximum(Kernel("")(p, x, w), 0), 0).mistake == "activated"
+
+
 @pytest.mark.parametrize("name", ["filter_pq", "column_loop", "w_filter"])
 def test_a_mistake_in_half_precision_is_found(name: str) -> None:
     for p in PROBLEMS:
