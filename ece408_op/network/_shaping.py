@@ -67,14 +67,12 @@ def random_bits(xp: Any, count: int, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Reshape(Identity):
-    """The same elements in another shape, which may have MXNet's codes such as 0 and -1."""
+    """The same elements in another shape, which MXNet infers from its codes, such as 0 and -1, or its older form."""
 
     names = ("Reshape",)
-    accepted = ("order",)
+    accepted = ("order", "target_shape", "keep_highest")
     shape: tuple[int, ...] = sizes()
     reverse: bool = flag(False)
-    target_shape: str = choice("()")
-    keep_highest: bool = disabled()
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if prod(output) != prod(shapes[0]):

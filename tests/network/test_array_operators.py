@@ -117,6 +117,12 @@ def test_reshape(way, sizes, codes, reverse):
     case.check(S.reshape(S.tanh(data), shape=codes, reverse=reverse) * 2, {"data": sizes}, way)
 
 
+@pytest.mark.parametrize("words", [{"target_shape": (2, 0)}, {"shape": (0, -1), "target_shape": (0, 0)}], ids=str)
+@pytest.mark.parametrize("way", case.WITHOUT_CUDNN)
+def test_reshape_in_its_older_form(way, words):
+    case.check(S.Reshape(S.tanh(data), **words) * 2, {"data": (2, 3, 4)}, way)
+
+
 @case.covers("L2Normalization")
 @pytest.mark.parametrize("way", case.WITHOUT_CUDNN)
 @given(sizes=case.shape, mode=st.sampled_from(["instance", "channel", "spatial"]))
