@@ -113,6 +113,9 @@ class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
         """The original's class: a block only accepts a child of the class of the child that was there before."""
         return type(vars(self).get("original", self))
 
+    def __repr__(self) -> str:
+        return f"on_gpu({self.original})"
+
     def forward(self, *arrays: Any) -> Any:
         # A DataLoader makes arrays in shared or pinned memory; MXNet refuses them in a graph with arrays in mx.cpu().
         moved = (isinstance(x, mx.nd.NDArray) and x.context.device_type.startswith("cpu_") for x in arrays)

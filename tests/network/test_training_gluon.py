@@ -88,7 +88,9 @@ def test_in_the_place_of_a_child(tmp_path):
     whole, loaded = Whole(), Whole()
     whole.initialize(mx.init.Xavier())
     expected = whole(x, 2 * x).asnumpy()
+    text = f"on_gpu({whole.features})"
     whole.features = ece408_op.gluon.on_gpu(whole.features, x)
+    assert str(whole.features) == text
     whole.save_parameters(file)
     loaded.load_parameters(file)
     for block in (whole, loaded):
