@@ -22,6 +22,7 @@ from ece408_op.core.source_lines import line_of
 from ece408_op.errors import DeviceError
 from ece408_op.problem import NETS, TERMS, ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.source_text import without_comments
 from ece408_op.submission import EndedError, runner, sources
 from ece408_op.submission.sources import batches_in, pointed_to
 
@@ -38,6 +39,7 @@ FILL = 4096.5
 KEPT = "it keeps something from call to call, in a static, __device__ or __constant__ variable"
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
+_DYNAMIC_SHARED = re.compile(r"\bextern\s+(?:volatile\s+)?__shared__[^;\[]*?(\w+)\s*\[\s*\]\s*;")
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,20 @@ def check(request: Request) -> Checked:
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
-    if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_is_explained, result["layers"])):
-        result["hint"] = _batch_hint(text, images, _MOST_EMULATED if emulated else None)
+    if result["status"] in (WRONG, "crashed", "out_of_bounds"):
+        explained = any(map(_is_explained, result["layers"]))
+        tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
+        result["hint"] = _shared_hint(text) or tied
     return Checked(request.path, layers, result, file, program)
+
+
+def _shared_hint(text: str) -> str:
+    """Return what is wrong if a kernel declares two arrays of dynamic shared memory."""
+    for kernel in re.split(r"\b__global__\b", without_comments(text))[1:]:
+        names = list(dict.fromkeys(_DYNAMIC_SHARED.findall(kernel)))
+        if len(names) > 1:
+            return f"{names[0]} and {names[1]} begin at one address: a block has one array of dynamic shared memory"
+    return ""
 
 
 def _batch_hint(text: str, images: int, most: int | None) -> str:

@@ -166,6 +166,13 @@ EMULATED = {
         FIRST_FILTERS,
         "--layer 2x9x9x3x3 2x8x8x3x3",
     ),
+    "two dynamic arrays": Told(
+        "wrong first and second begin at one address: a block has one array of dynamic shared memory",
+        (
+            ("= 0;\n", "= 1;\n  extern __shared__ float first[];\n  extern __shared__ float second[];\n"),
+            ("p++)\n", "p++)  // extern __shared__ float none[];\n"),
+        ),
+    ),
     "too many in z": Told(
         "convolve: for 10000 images, gridDim.z would grow to 80000; at most 65535 are allowed",
         (
