@@ -134,6 +134,22 @@ def test_a_warps_product_is_a_matrix_product(product, programs):
     np.testing.assert_array_equal(y[:128].reshape(16, 8), 1 + ((row - k) * (k * n)).sum(axis=1))
 
 
+@pytest.mark.parametrize("columns", ["", ".trans"])
+def test_matrices_of_halves_are_loaded_by_rows_and_by_columns(columns, programs):
+    body = """
+    unsigned *const words = reinterpret_cast<unsigned *>(shared);
+    for (int n = lane; n < 128; n += 32) words[n] = to_fp16x2(2 * n, 2 * n + 1);  // row r has halves 8 r to 8 r + 7
+    __syncwarp();
+    unsigned d[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4COLUMNS.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(shared) + 16 * lane));
+    for (int n = 0; n < 4; n++) y[32 * n + lane] = float(reinterpret_cast<_Float16 *>(d + n)[1]);"""
+    y = _run(body.replace("COLUMNS", columns), programs, threads=32).buffers["y"][:128].reshape(4, 8, 4)
+    matrix, own, first = np.ogrid[:4, :8, :4]
+    second = 2 * first + 1  # of the two elements that a lane has
+    np.testing.assert_array_equal(y, 64 * matrix + (8 * second + own if columns else 8 * own + second))
+
+
 def test_a_warpgroups_product_is_a_matrix_product(programs):
     # B (16 x 8) as two core matrices, column n being 16 bytes of eight products.
     body = """
