@@ -138,6 +138,11 @@ GROUPS = """
 CHANGES = {
     "spaces in a launch's brackets": {"<<<": " << < ", ">>>": " >> > ", "float sum": "int a = 1 << 2;\nfloat sum"},
     "a header that MXNet included": {"cudaStream_t s": "std::map<int, int> m;\ncudaStream_t s"},
+    "the most threads of a kernel": {
+        "cudaStream_t s": """cudaFuncAttributes most;
+        if (cudaFuncGetAttributes(&most, forward_kernel) != cudaSuccess || most.maxThreadsPerBlock != 1024) return;
+        cudaStream_t s"""
+    },
     "a loop that takes too long to unroll": {"for (int p": "#pragma unroll\nfor (int p"},
     "cooperative groups of a block and of warps": {
         "#include <mxnet/base.h>": "#include <cooperative_groups.h>",
