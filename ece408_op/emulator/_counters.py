@@ -103,7 +103,7 @@ def _conflicts(line: LineCounters) -> list[tuple[float, Hint]]:
     factor = line.wavefronts / line.least_wavefronts
     text = f"lanes of a warp use different words of one bank of shared memory, {factor:.1f} times as many cycles; "
     # In a column, the rows' length matters; in two rows, which a narrow block's warp covers, no padding helps.
-    text += "pad the rows by one element, or " if factor > 2 else "a block 32 threads wide may help: "
+    text += "pad the rows by one element (four for float4), or " if factor > 2 else "a block 32 threads wide may help: "
     text += "let neighbouring lanes use neighbouring elements"
     return [(line.wavefronts - line.least_wavefronts, Hint(line.line, text, CONFLICTS))]
 

@@ -361,7 +361,7 @@ for (int n = 0; n < 20; n++) sum += x[(i % 32) * 24 + n];
 y[i] = sum + s[i % 32][0];"""
     hints = run(body, programs).hints("wrong.cuh")
     assert [hint.line for hint in hints[:2]] == [6, 9]
-    assert hints[0].section.endswith("#bank-conflicts")
+    assert hints[0].section.endswith("#bank-conflicts") and "by one element (four for float4)" in hints[0].text
     assert hints[1].section.endswith("#coalescing")
     assert "32.0 different sectors" in hints[1].text
 
