@@ -143,7 +143,9 @@ def affine(
     defines: dict[str, int | str] = {"ACTIVATION(v)": expression(activation) or "(v)"}
     defines |= {"SCALED": int(scaled), "SHIFTED": int(shifted), "RESIDUAL": int(residual)}
     defines |= {"CHANNELS": channels, "INNER": inner}
-    return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, **defines)
+    # The kernel loads four elements at a time under the same condition.
+    vector = 4 if inner % 4 == 0 else 1
+    return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, vector, **defines)
 
 
 def border(pad: tuple[int, int], x: Shape) -> cuda.Program:

@@ -93,6 +93,14 @@ def test_the_relu_of_a_sum(shape, emulated):
     assert (out == np.maximum(x + y, 0)).all()
 
 
+@pytest.mark.parametrize(("elements", "blocks"), [(8192, 8), (8190, 32)])
+def test_the_relu_of_a_sum_has_no_idle_blocks(elements, blocks, monkeypatch):
+    launched, x = [], np.zeros(elements, "f")
+    monkeypatch.setattr(passes.cuda, "execute", lambda program, *_: launched.extend(program.plan.steps(1)))
+    EMULATED.sum_relu([x, x], x)
+    assert [launch.grid for launch in launched] == [(blocks, 1, 1)]
+
+
 def test_every_channel_and_part_has_a_block_that_sums_it(monkeypatch):
     launched = []
     monkeypatch.setattr(passes.cuda, "execute", lambda program, *_: launched.append(program.plan.steps(1)))
