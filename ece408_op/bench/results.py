@@ -189,7 +189,8 @@ def as_text(results: Results) -> str:
 def _case_line(case: Case, data: dict[str, Any]) -> str:
     rows = []
     for row, values in zip(case.rows, data.pop("rows")):
-        values["median"] = row.median
+        # Of the times as they are written, so that a file that is read and written again stays the same.
+        values["median"] = statistics.median(map(_rounded, row.seconds)) if row.seconds else None
         rows.append("\n   " + _line({key: value for key, value in values.items() if value not in ("", None, {}, ())}))
     if case.problem is not None:
         data |= {"problem": case.problem.sizes, "flops": case.problem.flops, "bytes": case.problem.bytes}
@@ -198,7 +199,11 @@ def _case_line(case: Case, data: dict[str, Any]) -> str:
 
 
 def _line(data: dict[str, Any]) -> str:
-    return json.dumps(json.loads(json.dumps(data), parse_float=lambda word: float(f"{float(word):.9g}")))
+    return json.dumps(json.loads(json.dumps(data), parse_float=_rounded))
+
+
+def _rounded(number: float | str) -> float:
+    return float(f"{float(number):.9g}")
 
 
 def read(path: Path) -> Results:
