@@ -46,7 +46,7 @@ _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
 _NOTHING = nullcontext()
 
-_INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
+_INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, New with device='cpu'"
 
 
 @cache
