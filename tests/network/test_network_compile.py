@@ -111,8 +111,17 @@ def test_adam_gets_the_complements_of_its_betas_rounded_once():
     assert (given["rest1"], given["rest2"]) == (np.float32(0.1), np.float32(0.001))
 
 
-def test_launches_have_an_argument_for_each_parameter():
+def test_launches_have_an_argument_of_its_type_for_each_parameter():
+    """Names of arrays are pointers; "first" and "images" are numbers that the launch fills in."""
+    types = {np.int32: "int", np.int64: "long long", np.float32: "float", np.float64: "double"}
     for program in (*PASSES, *TRAINING, *hopper()):
         for launch in program.plan.steps(1):
-            (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
-            assert len(launch.args) == len(parameters.split(",")), launch.entry
+            (words,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
+            parameters = [" ".join(word.split()) for word in words.split(",")]
+            assert len(launch.args) == len(parameters), launch.entry
+            for parameter, argument in zip(parameters, launch.args):
+                if isinstance(argument, str):
+                    right = "*" in parameter or argument in ("first", "images")
+                else:
+                    right = types.get(type(argument), "TensorMap") in parameter and "*" not in parameter
+                assert right, (launch.entry, parameter, argument)
