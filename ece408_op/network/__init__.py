@@ -9,9 +9,10 @@ optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_elementwise`` and
 ``_shaping`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it, ``_formats`` decides
 which values are split activations, ``_schedule`` places all values in memory and computes them in order. ``_gpu``
-chooses the implementation of each node on the GPU: the package's kernels on split activations (``_split_layers``) or on
-float32 (``_passes``), cuDNN, or cuBLAS (``_blas``). ``_batch`` has the memory, the CUDA graphs and the convolutions'
-times for one batch size. ``_inference`` divides a batch among GPUs.
+chooses the implementation of each node on the GPU: the package's kernels on float32 or on split activations
+(``_split_layers``), the programs of ``passes.cu`` and ``pooling.cu`` (``_passes``), cuDNN, cuBLAS (``_blas``) or CuPy.
+``_batch`` has the memory, the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a
+batch among GPUs.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It saves all values, so ``_fusion``
 fuses little for it. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and

@@ -96,7 +96,7 @@ class Batch:
         """Run everything, so that no timed run is a first one, and measure the convolutions' shares of the time."""
         self.run(given, self.data[0])
         if self.schedule.repeatable:
-            self._call(self._bound_to(given, self.data[0]), self._held)
+            self._call(self._bound_to(given, self.data[0]), self._measured)
             self.run(given, self.data[0], timed=True)
             self._gpu.stream.synchronize()
             self.seconds = _seconds(self._graph_runs)
@@ -113,7 +113,7 @@ class Batch:
             interval = self._between_events(lambda: bound.graph.launch(cuda.cupy().cuda.get_current_stream()))
             self._graph_runs += [interval] if timed else []
         else:
-            self._call(bound, self._held if timed else None)
+            self._call(bound, self._measured if timed else None)
         return bound.outputs
 
     def take(self) -> Callable[[], np.ndarray]:
@@ -149,7 +149,7 @@ class Batch:
             self._bound[key] = _Bound(*self.schedule.bind(given, self._view))
         return self._bound[key]
 
-    def _held(self, convolve: Call) -> Interval:
+    def _measured(self, convolve: Call) -> Interval:
         """Block the stream until a convolution and both events are queued, so that launch time is not measured."""
         with self._gpu.blocker.blocked(self._gpu.stream, self.data[0][0]):
             return self._between_events(convolve)

@@ -1,4 +1,4 @@
-"""The choice of the implementation of each node on the GPU, made once per batch size."""
+"""The choice of each node's implementation on the GPU, made once per batch size, and the layers on float32 values."""
 
 from __future__ import annotations
 

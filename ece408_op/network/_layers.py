@@ -39,7 +39,7 @@ class Weighted(Operator):
     inputs = ("data", "weight", "bias")
     takes_epilogue = True
     no_bias: bool = False
-    #: The kernel that a ``New`` node asks for.
+    #: The implementation that a ``New`` node names.
     impl: str = dispatch.AUTO
     #: Added by fusion: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
     norm: BatchNorm | None = None
@@ -82,7 +82,7 @@ class Convolution(Weighted):
     num_group: int = integer(1)
     no_bias: bool = flag(False)
     layout: str = choice("NCHW")
-    #: The kernel and the precision that a ``New`` node asks for.
+    #: The implementation and the precision that a ``New`` node names.
     impl: str = dispatch.AUTO
     precision: str = "float32"
     norm: BatchNorm | None = None
@@ -120,7 +120,7 @@ class New(Convolution):
 
 @dataclass(frozen=True)
 class Deconvolution(Convolution):
-    """The data gradient of a Convolution with w (C, M / G, K, L), whose output has x as its gradient; then a bias.
+    """The data gradient of a Convolution with w (C, M / G, K, L), given x as the gradient to its output; then a bias.
 
     This is MXNet's Deconvolution, Gluon's Conv2DTranspose. ``adj`` rows and columns are added at the output's end. A
     given ``target_shape`` is the output's rows and columns, and determines ``pad`` and ``adj``.

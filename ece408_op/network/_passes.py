@@ -39,7 +39,7 @@ DERIVATIVES = {
     "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
 }
 #: The limit of the windows over a patch, and of a patch's elements, which one thread of a pooling's gradient computes.
-_WRITTEN = 16
+_PATCH_LIMIT = 16
 #: The names of a pooling's sizes in pooling.cu.
 _POOL_SIZES = (
     *("HEIGHT", "WIDTH", "OUTPUT_HEIGHT", "OUTPUT_WIDTH", "ROWS", "COLUMNS"),
@@ -107,7 +107,7 @@ def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None)
 def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> dict[str, int | str]:
     fitted = operator.fitted(x)
     covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
-    small = max(prod(covering), prod(fitted.stride)) <= _WRITTEN
+    small = max(prod(covering), prod(fitted.stride)) <= _PATCH_LIMIT
     patched = small and covering[0] <= y[2] and covering[1] <= y[3]
     windows, patches = map(min, zip(covering, y[2:])), x[2:]
     if patched:

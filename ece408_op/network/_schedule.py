@@ -69,7 +69,7 @@ class ArrayComputation(Computation):
 
 
 class Timed(Computation):
-    """A convolution whose run times ``op_times`` reports; ``name`` is the implementation's."""
+    """A layer whose runs can be timed; ``op_times`` reports convolutions' times. ``name`` is the implementation's."""
 
     name = ""
 
@@ -81,7 +81,7 @@ class Timed(Computation):
         self.intervals: list[Interval] = []
 
     def timed(self, convolve: Call) -> Call:
-        """Return a call that also times the convolution."""
+        """Return a call that makes ``convolve``, the layer's call, and times it if ``measure`` is set."""
 
         def call() -> None:
             if self.measure is None:

@@ -1,4 +1,4 @@
-"""Operators that reshape, move, join, resample or reduce values, and softmax."""
+"""Operators that reshape, move, join, slice, resample or reduce values; Dropout and softmax."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Concat(Operator):
     dim: int = integer(1)
 
     def _parts(self, whole: Any, inputs: Sequence[Any]) -> Iterator[Any]:
-        """Yield the view of an array of the output's shape that has the place of each input."""
+        """Yield, for each input, the view of its part of ``whole``, an array of the output's shape."""
         start = 0
         for one in inputs:
             stop = start + one.shape[self.dim]
@@ -332,7 +332,7 @@ class SoftmaxOutput(SoftmaxAlongAxis):
     out_grad: bool = flag(False)
 
     @property
-    def axis(self) -> int:  # type: ignore[override] # a field of Softmax
+    def axis(self) -> int:  # type: ignore[override] # a field of SoftmaxAlongAxis
         return 1 if self.multi_output else -1
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:

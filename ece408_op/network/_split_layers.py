@@ -27,6 +27,7 @@ from ._passes import expression
 from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
 from ._shaping import Concat
 
+#: fp16x3_general: split-form convolutions need the same GPU and compiler, and ``op_times`` reports its name for them.
 _KERNEL: CudaKernel = wide.FP16X3[1]
 #: The fewest filters and channels per group, and the smallest reduction length, that pay for splitting the input.
 _FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64

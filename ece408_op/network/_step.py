@@ -122,9 +122,9 @@ def step(
     compute: returns the arrays as packed by ``packing_of(outputs)``, and the result; it changes nothing before it has
     allocated all memory. graph: a CUDA graph that captures or repeats the computation. cached: returns for a large
     input a CuPy array on any GPU that is copied instead, or None. pinned_inputs, pinned_outputs: whether each array is
-    in pinned memory; none is if empty. meanwhile: functions to call while the GPU computes. then: queues work behind
-    the computation, takes the result and returns the final one. first: compile in parallel, before ``compute`` runs,
-    the kernels that it launches; ignored with ``graph``.
+    in pinned memory; none is if empty. meanwhile: functions to call while the GPU computes. then: takes the
+    result, queues work behind the computation, and returns the final result. first: compile in parallel, before
+    ``compute`` runs, the kernels that it launches; ignored with ``graph``.
     """
     packing, out_packing = map(packing_of, (inputs, outputs))
     large, targets = packing.large(inputs), out_packing.large(outputs)

@@ -96,9 +96,9 @@ def _add(found: dict[int, Any], value: int, gradient: Any) -> None:
 class Gradients(NamedTuple):
     """One rank's gradients on its GPU.
 
-    gradients: all, by number. Packed (see ``Packing``): images: the gradients to variables whose images are divided
-    among the ranks. partial: this GPU's contribution to the summed gradients. sums: the sums over all GPUs that this
-    rank owns.
+    gradients: all, by number. The others are packed (``_step.Packing``). images: the gradients to variables whose
+    images are divided among the ranks. partial: this GPU's contribution to the summed gradients. sums: the sums over
+    all GPUs that this rank owns.
     """
 
     gradients: Mapping[int, Any]
@@ -117,7 +117,7 @@ class QueuedBackward(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """A forward pass.
+    """One forward pass on all GPUs.
 
     shares: the images of each GPU that computed, which are the first ones of the trainer's GPUs. ranks: their values.
     graphs: the CUDA graphs that own the values' memory, None if there are none.

@@ -1,7 +1,8 @@
 """The computation of a training step's nodes on the GPU.
 
-The package's kernels compute convolutions and their gradients. ``pooling.cu`` and ``training.cu`` compute pooling,
-BatchNorm and the gradients of activations. The operators' own methods compute all others with CuPy and cuBLAS.
+The package's kernels compute convolutions and their gradients; cuBLAS replaces some of them for 1 x 1 filters.
+``pooling.cu`` and ``training.cu`` compute pooling, BatchNorm and the gradients of activations, ``passes.cu`` a sum with
+its relu. The operators' own methods compute all others with CuPy and cuBLAS.
 """
 
 from __future__ import annotations

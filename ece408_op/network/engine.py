@@ -1,6 +1,6 @@
 """Inference of a network on one GPU: its parameters in GPU memory, and for each batch size a schedule and memory.
 
-Calls on one GPU take turns; see ``_inference``.
+Calls on one GPU take turns: each holds the GPU's ``lock``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChunkedBatch(NamedTuple):
             try:
                 with cuda.reported("network"):
                     seconds = np.sum([one() for one in taken], axis=0)
-            except DeviceError:  # a GPU that has failed since does not tell its times
+            except DeviceError:  # a GPU that has failed since does not report its times
                 return []
             return [record(images, float(one)) for record, one in zip(records, seconds)]
 
