@@ -21,7 +21,7 @@ from . import default_layout, fast_custom_op, imperative, interrupts, mxnet_erro
 UNDEFINED, DENSE = -1, 0
 
 #: In seconds: the time between two checks of MXNet's threads before a fork, and the longest wait for busy threads.
-_BETWEEN_LOOKS, _LONGEST_LOOKING = 0.01, 0.5
+_BETWEEN_CHECKS, _LONGEST_WAIT = 0.01, 0.5
 #: How long a thread of Python may keep the GIL during these checks, in seconds.
 _SHORT_INTERVAL = 1e-4
 
@@ -83,7 +83,7 @@ def _finish_before_another_mode() -> None:
     """Make executors finish a forward pass before one with another is_train.
 
     Operators read is_train when they run, from a field of the executor. A pending pass would get the next one's value:
-    max-pooling would have wrong gradients, and a whole network's node none.
+    max-pooling would have wrong gradients, and ``gpu_network``'s node would have none.
     """
     forward = mx.executor.Executor.forward
 
@@ -117,11 +117,11 @@ def _finish_before_fork() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     _finish_pending()
-    asleep, last, interval = 0, time.monotonic() + _LONGEST_LOOKING, sys.getswitchinterval()
+    asleep, last, interval = 0, time.monotonic() + _LONGEST_WAIT, sys.getswitchinterval()
     sys.setswitchinterval(_SHORT_INTERVAL)
     try:
         while fast_custom_op.deleting.in_others() or (asleep < 2 and time.monotonic() < last):
-            time.sleep(_BETWEEN_LOOKS)
+            time.sleep(_BETWEEN_CHECKS)
             asleep = 0 if _other_threads_run() else asleep + 1
     finally:
         sys.setswitchinterval(interval)

@@ -1,4 +1,4 @@
-"""The record of calls: an entry per forward call of the operator and per gradient, oldest first, at most CAPACITY."""
+"""The record of calls, oldest first: forward calls of the operator, gradients, convolutions of ``gpu_network``."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ __device__ __forceinline__ void store_sums(float *to, float (&sums)[4], const fl
     if (real) store(to, sums);
 }
 
-// The math warps' loop over tiles. All warps begin a tile together, so that two stores to the same line of y by
-// different warps merge in L2. A unit is 16 m_tiles positions; its fragments are loaded after the previous unit's
+// The math warps' loop over tiles. All warps begin a tile together, so that two stores to the same cache line of y
+// by different warps merge in L2. A unit is 16 m_tiles positions; its fragments are loaded after the previous unit's
 // products.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
