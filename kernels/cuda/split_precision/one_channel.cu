@@ -74,12 +74,14 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
 #pragma unroll
             for (int i = 0; i < M_TILES; i++) {
                 const int first = (unit * M_TILES + i) * 16 + 2 * g;
-                ushort2 at = {};
-                if (KEEPS_FILTERS) at = *reinterpret_cast<const ushort2 *>(s.positions + min(first, POSITION_TABLE - 2));
-                else at = make_ushort2(first_word(first), first_word(first + 1));
-                const FirstWords words = {stage_words + 4 * at.x, stage_words + 4 * at.y};
+                ushort2 words = {};  // of the positions, from the beginning of the stage; see POSITION_TABLE
+                if (KEEPS_FILTERS)
+                    words = *reinterpret_cast<const ushort2 *>(s.positions + min(first, POSITION_TABLE - 2));
+                else
+                    words = make_ushort2(first_word(first), first_word(first + 1));
+                const FirstWords addresses = {stage_words + 4 * words.x, stage_words + 4 * words.y};
 #pragma unroll
-                for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, taps[k]);
+                for (int k = 0; k < K_STEPS; k++) f[i][k].load(addresses, taps[k]);
             }
         };
         load(unit);
@@ -90,9 +92,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
 #pragma unroll
             for (int i = 0; i < M_TILES; i++) {
                 const int first = (unit * M_TILES + i) * 16 + 2 * g;
-                const int image = TILE_IMAGES == 1 ? 0 : first / IMAGE_POSITIONS, at = first - image * IMAGE_POSITIONS;
-                inside[i] = image < tile.images && at < positions;
-                to[i] = out + image * OUTPUTS + 2 * at;
+                const int image = TILE_IMAGES == 1 ? 0 : first / IMAGE_POSITIONS;
+                const int position = first - image * IMAGE_POSITIONS;
+                inside[i] = image < tile.images && position < positions;
+                to[i] = out + image * OUTPUTS + 2 * position;
             }
 #pragma unroll(KEEPS_FILTERS ? COLUMN_TILES : 2)
             for (int n = 0; n < COLUMN_TILES; n++) {
