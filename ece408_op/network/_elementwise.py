@@ -17,7 +17,7 @@ Unary = Callable[[Any, Any, Any], Any]
 #: Constants of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017, equation 14).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-#: The activations that a layer can apply to its output: the types of Activation, and relu6.
+#: The activations that a layer can apply to its output: the types of Activation and, last, relu6.
 ACTIVATIONS: dict[str, Unary] = {
     "relu": lambda xp, x, out: xp.maximum(x, np.float32(0), out=out),
     "sigmoid": lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),

@@ -148,6 +148,7 @@ class Backward:
         self.summed, ranks = {**self._parameters, **self.deferred}, len(self.before.shares)
         #: For each rank, the numbers of the gradients that are summed on its GPU.
         self.owned = _owned({number: array.nbytes for number, array in self.summed.items()}, ranks)
+        #: Equal for passes that read gradients to the same outputs, and copy out and defer those to the same variables.
         self.kind: Hashable = tuple(self.gradients), tuple(self.targets), tuple(self.deferred)
         self.is_queued = not self.gradients and all(map(self._is_queued, range(ranks)))
 

@@ -50,7 +50,9 @@ MEMORY_SHARE = 0.8
 #: each CUDA call, these threads contend for the GIL with each other and with the threads that launch. On two H200,
 #: inference with 16 threads for one GPU or for both took 13 to 71 % longer than with 8.
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
+#: The bytes of parameters per comparison.
 _COMPARED_BYTES = 4 << 20
+#: The most data shapes per engine, engines without a network, and results of ``divides`` that stay in memory.
 _KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
 
 
