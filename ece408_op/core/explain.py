@@ -158,7 +158,8 @@ def explain(
     if not sentence and not unwritten.any():
         loose = allowed + HALF_SUMS * size
         far = ~(np.abs(y - exact) <= loose)
-        name, sentence, rest = _explained(case, far, loose, int(_UNEXPLAINED_SHARE * far.sum()), HALF_SUMS)
+        if far.any():  # else the exact result fits as well as any mistake
+            name, sentence, rest = _explained(case, far, loose, int(_UNEXPLAINED_SHARE * far.sum()), HALF_SUMS)
         sentence += ", in half precision (fp16) or TF32" if sentence else ""
     pattern = _pattern(wrong.any((0, 1)))
     if not (pattern or sentence) and (unwritten == wrong).all():
@@ -227,6 +228,8 @@ def _explained(case: Case, wrong: np.ndarray, allowed: np.ndarray, few: int, uni
     """Return the hypothesis that explains all but few elements, as ``_best``; ``unit`` is a product's largest error."""
     found = ("", "", few + 1)
     for hypothesis in _hypotheses_to_try(case, wrong, few, unit):
+        if unit and hypothesis.name == "scaled":  # within wide bounds, an added constant resembles a factor
+            continue
         miss = np.ones(case.y.shape, bool)
         for predicted in (hypothesis.predicted, hypothesis.other):
             if predicted is not None:

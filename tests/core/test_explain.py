@@ -360,6 +360,26 @@ def test_a_mistake_in_half_precision_is_found(name: str) -> None:
         assert (found.mistake, found.sentence.endswith(", in half precision (fp16) or TF32")) == (name, True)
 
 
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (1, 2, 3), (2, 3), (3,)])
+def test_sums_that_are_not_reset_are_found_behind_outputs_of_0(axes: tuple[int, ...]) -> None:
+    for p in PROBLEMS:
+        x, w = inputs(p)
+        x[..., : p.kernel + 1] = 0  # as the border of a picture
+        y = Kernel("")(p, x, w)
+        sums = np.cumsum(y.reshape(*y.shape[: axes[0]], -1), -1, np.float32).reshape(y.shape)
+        assert explain(x, w, sums, BEFORE).mistake == "sum"
+
+
+@pytest.mark.parametrize("share", [0.001, 0.005, 0.02])
+def test_a_constant_that_is_added_is_no_mistake_in_half_precision(share: float) -> None:
+    for p in PROBLEMS:
+        x, w = (np.abs(array) for array in inputs(p))
+        y = Kernel("")(p, x, w)
+        assert explain(x, w, y + share * y.mean(), BEFORE).mistake in ("", ROUNDED)
+        y[:, 0] += share * y.mean()
+        assert explain(x, w, y, BEFORE).mistake in ("", ROUNDED)
+
+
 def test_many_missing_rows_are_no_partial_tile() -> None:
     p = ConvProblem(1, 1, 64, 64, 2, 5)
     x, w = inputs(p)
