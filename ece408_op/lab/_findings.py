@@ -63,11 +63,14 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
     update_verdict(checked.result, number, entry, text)
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
-        checked.result["hint"] = ". ".join(_on_launches(few, many, images))
+        checked.result["hint"] = ". ".join(_on_launches(few, many, more))
 
 
-def _on_launches(few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]], images: int) -> Iterator[str]:
-    """Yield what is slow or fails about a layer's launches: for one image, and for that number of images."""
+def _on_launches(
+    few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]], problem: ConvProblem
+) -> Iterator[str]:
+    """Yield what is slow or fails about a layer's launches: for one image, and for those of the problem."""
+    images = problem.batch
     for one, more in zip(few, many):
         name, threads = one["name"], prod(one["block"])
         idle = -threads % WARP
@@ -78,10 +81,15 @@ def _on_launches(few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, A
             if size > _MOST_GRID:
                 said = f"{name}: for {_COURSE_IMAGES} images, gridDim.{'xyz'[axis]} would grow to {size}"
                 yield f"{said}; at most {_MOST_GRID} are allowed"
-    most, then = (max(((prod(one["grid"]), one["name"]) for one in some), default=(0, "")) for some in (few, many))
-    if most == then and 0 < most[0] < _FEW_BLOCKS:
-        said = f"{most[1]}: the number of blocks is {most[0]} for any number of images"
-        yield f"{said}, which leaves most of a GPU's multiprocessors idle"
+    most, then = (
+        max(((prod(one["grid"]), prod(one["block"]), one["name"]) for one in some), default=(0, 0, ""))
+        for some in (few, many)
+    )
+    # One block may have a thread for each output of all images.
+    fixed = len(many) > len(few) or most[0] * most[1] < prod(problem.y_shape)
+    if most == then and 0 < most[0] < _FEW_BLOCKS and fixed:
+        said = f"{most[2]}: the number of blocks is {most[0]} for 1 image and for {images}"
+        yield f"{said}; if it does not grow, most of a GPU's multiprocessors are idle"
 
 
 def _emulate_gpu_file(checked: Checked) -> None:
