@@ -31,9 +31,9 @@ _UNSET = 1e38
 #: g++'s messages on an array without a constant length, and on a variable without a value, or an element of an array.
 _VARIABLE_LENGTH = re.compile(r"^(.*?):(\d+):\d+: warning: .*variable length array \W(\w+)", re.MULTILINE)
 _UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
-#: A variable that is declared without a value, and a sum of wmma.
+#: A local variable that is declared without a value, and a sum of wmma.
 _DECLARED = re.compile(
-    r"\b(?:float|double|half|__half|int)\s+(\w+)(?:\s*\[[^\]]*\])*\s*;"
+    r"(?<!__ )(?<!static )\b(?:float|double|half|__half|int)\s+(\w+)(?:\s*\[[^\]]*\])*\s*;"
     r"|\bfragment\s*<\s*(?:\w+\s*::\s*)*accumulator\b[^;]*>\s*(\w+)(?:\s*\[[^\]]*\])*\s*;"
 )
 

@@ -118,9 +118,10 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
 
 
 def _atomics(line: LineCounters, totals: LineCounters) -> list[tuple[float, Hint]]:
-    if not line.atomics or totals.global_loads > _LOADS_PER_ATOMIC * line.atomics:
+    loads = totals.global_loads + totals.shared_requests
+    if not line.atomics or loads > _LOADS_PER_ATOMIC * line.atomics:
         return []
-    text = f"this line has {line.atomics} atomic operations, and the kernel {totals.global_loads} loads: "
+    text = f"this line has {line.atomics} atomic operations, and the kernel {loads} loads: "
     text += "add products in a register, and the sum by one atomic operation"
     return [(4.0 * line.atomics, Hint(line.line, text, REUSE))]
 

@@ -234,7 +234,8 @@ def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: 
 @pytest.mark.parametrize(
     ("body", "name"),
     [
-        ("float *unused;\nfloat sums[8];\nfor (int j = 0; j < 8; j++) sums[j] = 0; "
+        ("__shared__ float bins[64]; const auto add = [&] { bins[i] += 1; }; bins[i] = 0; add();\n"
+         "float sums[8];\nfor (int j = 0; j < 8; j++) sums[j] = 0; "
          "float all[8];\n"
          "for (int k = 0; k < b + 3; k++) for (int j = 0; j < 8; j++) all[j] += x[j];\ny[i] = all[i % 8];", "all"),
         ("using namespace nvcuda::wmma; __shared__ half s[256]; for (int j = i; j < 256; j += 64) s[j] = 0;\n"
@@ -369,6 +370,9 @@ y[i] = sum + s[i % 32][0];"""
 def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_sum(programs: Path) -> None:
     hints = run("for (int n = 0; n < 20; n++)\natomicAdd(y + i, x[n * 24 + i] * w[n]);", programs).hints("wrong.cuh")
     assert hints[0].line == 6 and "80 atomic operations, and the kernel 160 loads" in hints[0].text
+    body = "__shared__ float s[64];\ns[i] = x[i];\n__syncthreads();\nfloat sum = 0;\n"
+    body += "for (int n = 0; n < 20; n++) sum += s[i / 2 + n];\natomicAdd(y + i, sum);"
+    assert not any("atomic" in hint.text for hint in run(body, programs).hints("wrong.cuh"))
     body = "float sum = 0;\nfor (int n = 0; n < 8; n++) sum += x[n * 64 + i] * w[n * 3 % 32 + i % 32];\n"
     body += "sum = __reduce_add_sync(~0u, int(sum));\nif (i % 32 == 0) y[i + 64 * b] = sum;"
     assert (6, "docs/lab.md#reuse") in {(hint.line, hint.section) for hint in run(body, programs).hints("wrong.cuh")}
