@@ -36,10 +36,7 @@ _SECONDS = 60.0
 #: The content of y before a call: no sum of the lab's inputs.
 FILL = 4096.5
 #: Why a file's later call may be wrong.
-KEPT = (
-    "it keeps something from call to call, in a static, __device__ or __constant__ variable, "
-    "or reads memory that it has not set"
-)
+KEPT = "it keeps something from call to call, such as a static variable, or reads memory that it has not set"
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 _DYNAMIC_SHARED = re.compile(r"\bextern\s+(?:volatile\s+)?__shared__[^;\[]*?(\w+)\s*\[\s*\]\s*;")

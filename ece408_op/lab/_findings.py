@@ -85,9 +85,8 @@ def _on_launches(
         max(((prod(one["grid"]), prod(one["block"]), one["name"]) for one in some), default=(0, 0, ""))
         for some in (few, many)
     )
-    # One block may have a thread for each output of all images.
-    fixed = len(many) > len(few) or most[0] * most[1] < prod(problem.y_shape)
-    if most == then and 0 < most[0] < _FEW_BLOCKS and fixed:
+    # With a thread per output, few blocks may be enough for all images.
+    if most == then and 0 < most[0] < _FEW_BLOCKS and most[0] * most[1] < prod(problem.y_shape):
         said = f"{most[2]}: the number of blocks is {most[0]} for 1 image and for {images}"
         yield f"{said}; if it does not grow, most of a GPU's multiprocessors are idle"
 

@@ -68,7 +68,7 @@ ON_THE_CPU = {
         "right for 4 images, and wrong for 100.*does not write the last image", (("b < B;", "b < B && b < 50;"),)
     ),
     "first filters": Told(
-        "right in its first call, and wrong in a later one on other numbers: it keeps .* memory that it has not set",
+        "and wrong in a later one on other numbers: it keeps .* memory that it has not set; images .* are shown",
         (("const int B =", KEPT), ("k[m][c][p][q]", "kept[((m * C + c) * K + p) * K + q]")),
     ),
 }
