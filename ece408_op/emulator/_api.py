@@ -126,7 +126,7 @@ def run_layers(
         inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
         calls.append(_run.Call([*inputs, _run.Buffer("y", y, output=True)], [*y.shape, *x.shape, *w.shape]))
     reports = [_report.make(program, outcome) for outcome in _run.execute(program.executable, calls, seconds)]
-    if program.indices and not any(one.kind == "time" for one in reports[-1].findings):
+    if program.indices and not any(one.kind == "time" for report in reports for one in report.findings):
         outcomes = _run.execute(program.indices, calls[: len(reports)], seconds)
         for i, outcome in enumerate(outcomes):
             found = _indices.findings(program, outcome)

@@ -254,6 +254,12 @@ def test_a_sum_without_a_value_is_named(body: str, name: str, programs: Path) ->
     assert finding.message.endswith(f"no value at first: {name}")
 
 
+def test_no_layers_have_no_reports(programs: Path) -> None:
+    path = programs / "none.cuh"
+    path.write_text(SOURCE.format(body="float a[2];\na[i % 2] = 1;\ny[i] = a[i % 2];", host="", threads=64))
+    assert emulator.run_layers(emulator.compile(path, folder=programs), []) == []
+
+
 @pytest.mark.parametrize(
     ("kind", "copied", "times"),
     [("float", "", 64), ("__half", "", 64), ("__half", "cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);", 32)],
