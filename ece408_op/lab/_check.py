@@ -221,7 +221,8 @@ def _note_kept(
         with suppress(EndedError):
             run(problems[number : number + 1], alone)
             if alone["layers"][0]["status"] == RIGHT:
-                result["layers"][number]["note"] = f"right in a first call: {KEPT}"
+                entry = result["layers"][number]
+                entry["note"] = ". ".join(filter(None, (entry.get("note"), f"right in a first call: {KEPT}")))
 
 
 def emulate(

@@ -63,18 +63,22 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
     update_verdict(checked.result, number, entry, text)
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
-        checked.result["hint"] = ". ".join(_on_launches(few, many, more))
+        concurrent = "cudaStream" in checked.result["source"]
+        checked.result["hint"] = ". ".join(_on_launches(few, many, more, concurrent))
 
 
 def _on_launches(
-    few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]], problem: ConvProblem
+    few: Sequence[Mapping[str, Any]], many: Sequence[Mapping[str, Any]], problem: ConvProblem, concurrent: bool
 ) -> Iterator[str]:
-    """Yield what is slow or fails about a layer's launches: for one image, and for those of the problem."""
+    """Yield what is slow or fails about a layer's launches: for one image, and for those of the problem.
+
+    concurrent: whether launches may run at the same time, on streams.
+    """
     images = problem.batch
     for one, more in zip(few, many):
         name, threads = one["name"], prod(one["block"])
         idle = -threads % WARP
-        if idle > threads / 3:
+        if idle > threads / 3 and prod(more["grid"]) > 1:  # one block may be a helper's
             yield f"{name}: blocks of {threads} threads leave {idle} of {threads + idle} lanes idle"
         for axis in (1, 2):
             size = one["grid"][axis] + (more["grid"][axis] - one["grid"][axis]) // (images - 1) * (_COURSE_IMAGES - 1)
@@ -86,7 +90,8 @@ def _on_launches(
         for some in (few, many)
     )
     # With a thread per output, few blocks may be enough for all images.
-    if most == then and 0 < most[0] < _FEW_BLOCKS and most[0] * most[1] < prod(problem.y_shape):
+    few_threads = most[0] * most[1] < prod(problem.y_shape) and not concurrent
+    if most == then and 0 < most[0] < _FEW_BLOCKS and few_threads:
         said = f"{most[2]}: the number of blocks is {most[0]} for 1 image and for {images}"
         yield f"{said}; if it does not grow, most of a GPU's multiprocessors are idle"
 

@@ -193,6 +193,20 @@ EMULATED = {
         ),
         code=0,
     ),
+    "an image at a time, on a stream, and a helper": Told(
+        "^(?!.*number of blocks|.*helper: ).*convolve: blocks of 4 threads leave 28 of 32 lanes idle",
+        (
+            ("TILE 16", "TILE 2"),
+            ("__global__ void convolve", "__global__ void helper() {}\n__global__ void convolve"),
+            (
+                "convolve<<<grid, block, 0, y.stream_->stream_>>>",
+                "cudaStream_t s;\n  cudaStreamCreate(&s);\n  helper<<<1, 1>>>();\n"
+                "  for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>",
+            ),
+            ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"),
+        ),
+        code=0,
+    ),
     "one block for few images": Told(
         r"reuse\)$",
         (
