@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_findings import SOURCE, W, X
+from one_body import SOURCE, W, X
 
 from ece408_op import emulator
 from ece408_op.emulator._rewrite import rewrite
