@@ -21,6 +21,8 @@ from .kernel import EPS32
 TILES = (32, 16, 8, 4, 28, 24, 20, 14, 12, 10)
 #: The error of sums of 11-bit products, divided by that of the products' absolute values: 7 times their rounding unit.
 HALF_SUMS = 7 * 2.0**-11
+#: The fewest sums of a stride that show that they are not reset.
+_FEWEST_SUMS = 8
 #: Bits of an index that wraps around.
 _BITS = (8, 16, 32)
 
@@ -239,8 +241,10 @@ def _running_sums(case: Case) -> Iterator[Hypothesis]:
     for added, where, axis in axes:
         values = exact.reshape(axis)
         outer, length, inner = values.shape
-        # The first ones have nothing to add to, and those behind them seem right where they add to 0.
-        for step in sorted({1, int(wrong.reshape(values.shape).any((0, 2)).argmax())} - {0}):
+        # The first ones have nothing to add to, and those behind them seem right where they add to 0. A few sums may be
+        # right by chance.
+        first = int(wrong.reshape(values.shape).any((0, 2)).argmax())
+        for step in sorted({1, first if outer * (length - first) * inner >= _FEWEST_SUMS else 1} - {0}):
             rows = np.pad(values, ((0, 0), (0, -length % step), (0, 0))).reshape(outer, -1, step, inner)
             sums = rows.cumsum(1).reshape(outer, -1, inner)[:, :length].reshape(shape)
             errors = 4 * EPS32 * math.sqrt(length * case.problem.products) * float(np.abs(sums).max())
