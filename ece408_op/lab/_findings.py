@@ -63,7 +63,7 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
     update_verdict(checked.result, number, entry, text)
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
-        concurrent = "cudaStream" in checked.result["source"]
+        concurrent = "cudaStreamCreate" in checked.result["source"]  # the course's skeleton has one stream
         checked.result["hint"] = ". ".join(_on_launches(few, many, more, concurrent))
 
 

@@ -188,7 +188,11 @@ EMULATED = {
         "convolve: blocks of 4 threads leave 28 of 32 lanes idle. convolve: the number of blocks is 48 for 1 image and",
         (
             ("TILE 16", "TILE 2"),
-            ("convolve<<<grid,", "for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles),"),
+            (
+                "convolve<<<grid, block, 0, y.stream_->stream_>>>",
+                "cudaStream_t s = y.stream_->stream_;\n"
+                "  for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>",
+            ),
             ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"),
         ),
         code=0,
