@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 _MOST = 3
-#: With fewer loads of a warp per atomic operation, products are added one by one.
+#: With fewer global loads and shared requests per atomic operation, products are added one by one.
 _LOADS_PER_ATOMIC = 8
 #: The section of the docs that explains each hint.
 COALESCING = "docs/lab.md#coalescing"
@@ -121,7 +121,8 @@ def _atomics(line: LineCounters, totals: LineCounters) -> list[tuple[float, Hint
     loads = totals.global_loads + totals.shared_requests
     if not line.atomics or loads > _LOADS_PER_ATOMIC * line.atomics:
         return []
-    text = f"this line has {line.atomics} atomic operations, and the kernel {loads} loads: "
+    text = f"this line has {line.atomics} atomic operations, and the kernel {loads} "
+    text += "loads from global memory and accesses to shared memory: "
     text += "add products in a register, and the sum by one atomic operation"
     return [(4.0 * line.atomics, Hint(line.line, text, REUSE))]
 

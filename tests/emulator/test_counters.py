@@ -63,7 +63,8 @@ y[i] = sum + s[i % 32][0];"""
 
 def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_sum(programs: Path) -> None:
     hints = run("for (int n = 0; n < 20; n++)\natomicAdd(y + i, x[n * 24 + i] * w[n]);", programs).hints("wrong.cuh")
-    assert hints[0].line == 6 and "80 atomic operations, and the kernel 160 loads" in hints[0].text
+    assert hints[0].line == 6
+    assert "80 atomic operations, and the kernel 160 loads from global memory and accesses to shared" in hints[0].text
     body = "__shared__ float s[64];\ns[i] = x[i];\n__syncthreads();\nfloat sum = 0;\n"
     body += "for (int n = 0; n < 20; n++) sum += s[i / 2 + n];\natomicAdd(y + i, sum);"
     assert not any("atomic" in hint.text for hint in run(body, programs).hints("wrong.cuh"))
