@@ -143,11 +143,11 @@ def test_matrices_of_halves_are_loaded_by_rows_and_by_columns(columns, programs)
     unsigned d[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4COLUMNS.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(shared) + 16 * lane));
-    for (int n = 0; n < 4; n++) y[32 * n + lane] = float(reinterpret_cast<_Float16 *>(d + n)[1]);"""
-    y = _run(body.replace("COLUMNS", columns), programs, threads=32).buffers["y"][:128].reshape(4, 8, 4)
-    matrix, own, first = np.ogrid[:4, :8, :4]
-    second = 2 * first + 1  # of the two elements that a lane has
-    np.testing.assert_array_equal(y, 64 * matrix + (8 * second + own if columns else 8 * own + second))
+    for (int n = 0; n < 8; n++) y[32 * n + lane] = float(reinterpret_cast<_Float16 *>(d)[n]);"""
+    y = _run(body.replace("COLUMNS", columns), programs, threads=32).buffers["y"][:256].reshape(4, 2, 8, 4)
+    matrix, half, own, pair = np.ogrid[:4, :2, :8, :4]
+    other = 2 * pair + half
+    np.testing.assert_array_equal(y, 64 * matrix + (8 * other + own if columns else 8 * own + other))
 
 
 def test_a_warpgroups_product_is_a_matrix_product(programs):
