@@ -19,7 +19,7 @@ from .kernel import EPS32
 
 #: Tiles whose missing halo is tried.
 TILES = (32, 16, 8, 4, 28, 24, 20, 14, 12, 10)
-#: The error of sums of 11-bit products, divided by that of the products' absolute values: 7 times their rounding unit.
+#: The error of a sum of 11-bit products, divided by the sum of their absolute values: 7 times their rounding unit.
 HALF_SUMS = 7 * 2.0**-11
 #: The fewest sums of a stride that show that they are not reset.
 _FEWEST_SUMS = 8

@@ -160,6 +160,14 @@ def test_sums_that_are_not_reset_are_found_behind_outputs_of_0(axes: tuple[int, 
         assert explain(x, w, sums, BEFORE).mistake == "sum"
 
 
+def test_a_single_wrong_output_is_no_sum_that_is_not_reset() -> None:
+    for p in PROBLEMS:
+        x, w = inputs(p)
+        y = Kernel("")(p, x, w)
+        y.flat[-1] += y.flat[0]
+        assert not explain(x, w, y, BEFORE).mistake
+
+
 @pytest.mark.parametrize("share", [0.001, 0.005, 0.02])
 def test_a_constant_that_is_added_is_no_mistake_in_half_precision(share: float) -> None:
     for p in PROBLEMS:
