@@ -166,7 +166,7 @@ def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
 def _instructions() -> dict[str, int]:
     """Return the number of operands of each instruction."""
     text = (CUDA / "ptx.h").read_text(encoding="utf-8")
-    found = re.findall(r"^inline void (\w+)\(([^)]*)\)", text, re.MULTILINE)
+    found = re.findall(r"^(?:inline|__forceinline__) void (\w+)\(([^)]*)\)", text, re.MULTILINE)
     return {name: len(parameters.split(",")) if parameters else 0 for name, parameters in found}
 
 

@@ -21,6 +21,12 @@ WRONG = {
         "__shared__ float s[64];\ns[i] = x[i];\ny[i] = s[63 - i];",
         {("race", 6, 7), ("uninitialised", 7, 0)},
     ),
+    "matrices of another warp": (
+        "__shared__ unsigned s[256];\nunsigned d;\ns[i] = s[i + 64] = s[i + 128] = i;\n"
+        'asm("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"\n: "=r"(d)\n'
+        ': "r"((unsigned)__cvta_generic_to_shared(s) + 16 * i));\ny[i + 64 * b] = d;',
+        {("race", 8, 7)},
+    ),
     "two writers": ("__shared__ float s[64];\ns[0] = x[i];\n__syncthreads();\ny[i] = s[0];", {("race", 6, 6)}),
     "half a tile": (
         "__shared__ float s[64];\nif (i < 32) s[i] = x[i];\n__syncthreads();\ny[i] = s[i];",

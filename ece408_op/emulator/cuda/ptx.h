@@ -26,8 +26,9 @@ inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
 inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
 
 // Matrices of 8 x 8 halves: each lane has the address of a row, and gets two neighbours of a row, or of a column.
+// Findings name the kernel's line of an access only where all functions around it are inlined.
 template <int MATRICES, bool COLUMNS>
-static inline void load_matrices(unsigned (&d)[4], unsigned address) {
+static __forceinline__ void load_matrices(unsigned (&d)[4], unsigned address) {
     unsigned long long rows[32];
     gather(~0u, address, rows);
     const int lane = lane_number();
@@ -41,27 +42,29 @@ static inline void load_matrices(unsigned (&d)[4], unsigned address) {
                        : static_cast<const unsigned *>(shared_pointer(unsigned(rows[8 * i + own])))[lane % 4];
     }
 }
-inline void ldmatrix_sync_aligned_m8n8_x1_shared_b16(unsigned &d0, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x1_shared_b16(unsigned &d0, unsigned address) {
     unsigned d[4];
     load_matrices<1, false>(d, address), d0 = d[0];
 }
-inline void ldmatrix_sync_aligned_m8n8_x1_trans_shared_b16(unsigned &d0, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x1_trans_shared_b16(unsigned &d0, unsigned address) {
     unsigned d[4];
     load_matrices<1, true>(d, address), d0 = d[0];
 }
-inline void ldmatrix_sync_aligned_m8n8_x2_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x2_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
     unsigned d[4];
     load_matrices<2, false>(d, address), d0 = d[0], d1 = d[1];
 }
-inline void ldmatrix_sync_aligned_m8n8_x2_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x2_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
     unsigned d[4];
     load_matrices<2, true>(d, address), d0 = d[0], d1 = d[1];
 }
-inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2,
+                                                              unsigned &d3, unsigned address) {
     unsigned d[4];
     load_matrices<4, false>(d, address), d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
-inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned address) {
+__forceinline__ void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2,
+                                                                    unsigned &d3, unsigned address) {
     unsigned d[4];
     load_matrices<4, true>(d, address), d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
