@@ -41,8 +41,8 @@ _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
 _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
 _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
-#: ``"=r"(a)``, where a may have parentheses.
-_ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\([^()]*\))*)\)')
+#: ``"=r"(a)``, where a may have parentheses, such as ``static_cast<unsigned>(__cvta_generic_to_shared(&s[(i)]))``.
+_ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\)')
 #: A hint for L2 in an instruction's name.
 _ASM_HINT = re.compile(r"\.L2::\w+")
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.

@@ -24,7 +24,7 @@ WRONG = {
     "matrices of another warp": (
         "__shared__ unsigned s[256];\nunsigned d;\ns[i] = s[i + 64] = s[i + 128] = i;\n"
         'asm("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"\n: "=r"(d)\n'
-        ': "r"((unsigned)__cvta_generic_to_shared(s) + 16 * i));\ny[i + 64 * b] = d;',
+        ': "r"(static_cast<unsigned>(__cvta_generic_to_shared(&s[4 * (i)]))));\ny[i + 64 * b] = d;',
         {("race", 8, 7)},
     ),
     "two writers": ("__shared__ float s[64];\ns[0] = x[i];\n__syncthreads();\ny[i] = s[0];", {("race", 6, 6)}),
