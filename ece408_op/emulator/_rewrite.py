@@ -34,7 +34,7 @@ _IN_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*\Z", re.MULTILINE | re.DOTA
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
 #: Directives and the beginning of a loop with a condition.
 _LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
-#: With more, g++ takes half a minute for a loop from threadIdx.x to a constant, which nvcc unrolls by 4.
+#: With more, g++ takes half a minute for a loop from threadIdx.x to a constant.
 _MOST_UNROLLED = 128
 _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
 #: g++ knows ``__shared__`` as static, which may stand once.

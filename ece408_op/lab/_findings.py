@@ -90,8 +90,8 @@ def _on_launches(
         for some in (few, many)
     )
     # With a thread per output, few blocks may be enough for all images.
-    few_threads = most[0] * most[1] < prod(problem.y_shape) and not concurrent
-    if most == then and 0 < most[0] < _FEW_BLOCKS and few_threads:
+    few_threads = most[0] * most[1] < prod(problem.y_shape)
+    if most == then and 0 < most[0] < _FEW_BLOCKS and few_threads and not concurrent:
         said = f"{most[2]}: the number of blocks is {most[0]} for 1 image and for {images}"
         yield f"{said}; if it does not grow, most of a GPU's multiprocessors are idle"
 
