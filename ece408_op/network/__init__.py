@@ -18,6 +18,6 @@ Training: ``_training`` computes the values and, in reverse order, their gradien
 fuses little for it. ``_training_gpu`` computes convolutions by the package's kernels, and pooling, BatchNorm and
 activations by ``pooling.cu`` and ``training.cu``; each other operator class has its gradient as a method on CuPy's
 arrays. ``_step`` copies in, computes and copies out for each pass and update. ``_data_parallel`` has the threads of a
-pass on several GPUs and the passes as CUDA graphs, and ``_gpu_update`` the update of parameters, of which copies stay
-on a GPU.
+pass on several GPUs, ``_cuda_graphs`` the passes as CUDA graphs. ``_gpu_update`` updates parameters, and keeps copies
+of them on a GPU.
 """

@@ -25,7 +25,8 @@ from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, Stag
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, ceil_div, round_up
 from ece408_op.runtime.memory import address
 
-from ._data_parallel import GraphPass, RetryError
+from ._cuda_graphs import GraphPass
+from ._data_parallel import RetryError
 from ._definition import Shape
 from .engine import copying_threads, free_memory
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from ece408_op.runtime import cuda
 
-from ._data_parallel import Graphs, Rank, share_of
+from ._cuda_graphs import Graphs
+from ._data_parallel import Rank, share_of
 from ._definition import Operator, Shape, Trained
 from ._network import Network
 from ._step import packing_of, pinned_array, step

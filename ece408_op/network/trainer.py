@@ -27,7 +27,8 @@ from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.memory import address
 
 from . import _inference, _training
-from ._data_parallel import CaptureError, GraphCache, Graphs, Rank, RankGroup, RetryError
+from ._cuda_graphs import CaptureError, GraphCache, Graphs
+from ._data_parallel import Rank, RankGroup, RetryError
 from ._gpu_update import Deferred, cached_at, defer, mark, move_from
 from ._layers import BatchNorm
 from ._network import parse

@@ -10,7 +10,7 @@ from network_case import mx, ndarrays, values, wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _data_parallel, engine
+from ece408_op.network import _cuda_graphs, engine
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -193,8 +193,8 @@ def test_inference_gets_the_memory_of_training(monkeypatch):
     weights = ndarrays({name: args[name] for name in ("last_weight", "last_bias")})
     node, *_ = ece408_op.gpu_network(symbol, weights, for_training=True)
     trained = node.bind(mx.cpu(), ndarrays(args), ndarrays(args))
-    made, graphs = [], _data_parallel.Graphs
-    monkeypatch.setattr(_data_parallel, "Graphs", lambda *given: made.append(graphs(*given)) or made[0])
+    made, graphs = [], _cuda_graphs.Graphs
+    monkeypatch.setattr(_cuda_graphs, "Graphs", lambda *given: made.append(graphs(*given)) or made[0])
     monkeypatch.setattr(cuda, "captured", network_fake.captured_once)
     for _ in range(2):
         trained.forward(is_train=True)

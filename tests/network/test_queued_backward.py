@@ -8,7 +8,7 @@ from network_case import require_gpus
 from test_training import assert_close, bound, images
 from test_training_gpus import on_gpus, plain
 
-from ece408_op.network import _data_parallel, _training, trainer
+from ece408_op.network import _cuda_graphs, _training, trainer
 
 
 @pytest.fixture(params=[[0], [0, 1]], ids=str)
@@ -34,7 +34,7 @@ def repeat_on_numpy(monkeypatch):
         return backward(network, operators, last[id(operators.chooser)], *args)
 
     never_used = property(lambda self: lambda: None, lambda self, user: None)
-    monkeypatch.setattr(_data_parallel.Graphs, "user", never_used, raising=False)
+    monkeypatch.setattr(_cuda_graphs.Graphs, "user", never_used, raising=False)
     monkeypatch.setattr(_training, "forward", noted)
     monkeypatch.setattr(_training, "backward", backward_of_last)
 

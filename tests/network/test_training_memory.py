@@ -12,7 +12,7 @@ from test_training import bound, images, node_of, small
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _data_parallel, _gpu_update
+from ece408_op.network import _cuda_graphs, _gpu_update
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
@@ -66,7 +66,7 @@ def test_memory_of_captured_launches_stays_where_there_is_no_room(monkeypatch):
     space = {"Memory": Memory, "MemoryPool": Pool, "MemoryPointer": lambda block, offset: block}
     for name, one in space.items():
         monkeypatch.setattr(cuda.cupy().cuda, name, one, raising=False)
-    pool = _data_parallel.Pool([host_context.gpu(0)])
+    pool = _cuda_graphs.Pool([host_context.gpu(0)])
     pool._pool.malloc(100)
     pool._pool.free_all_blocks()
     (block,) = made
@@ -110,7 +110,7 @@ def test_memory_is_free_without_a_garbage_collection(monkeypatch):
     run(executor.backward)
     assert arrays
     assert not alive(arrays)
-    graphs = weakref.ref(_data_parallel.Graphs(((6, 3),), [host_context.gpu(0)]))
+    graphs = weakref.ref(_cuda_graphs.Graphs(((6, 3),), [host_context.gpu(0)]))
     assert graphs() is None
 
 
@@ -201,7 +201,7 @@ def test_gradients_stay_on_a_gpu_that_the_next_step_has_not_locked(monkeypatch):
 
 def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
     done, room, steps = [], [False], []
-    inputs = _data_parallel.GraphPass.inputs
+    inputs = _cuda_graphs.GraphPass.inputs
 
     def once_without(self):
         if not room[0]:
@@ -213,7 +213,7 @@ def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
         call()
         return SimpleNamespace(launch=lambda stream: done.append(len(steps)))
 
-    monkeypatch.setattr(_data_parallel.GraphPass, "inputs", property(once_without))
+    monkeypatch.setattr(_cuda_graphs.GraphPass, "inputs", property(once_without))
     monkeypatch.setattr(cuda, "captured", captured)
     executor = trained_once()
     while len(steps) < 4:
