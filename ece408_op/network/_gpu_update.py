@@ -11,6 +11,7 @@ array (``array_version``). If MXNet's write counts cannot be read, no copy is va
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -67,6 +68,17 @@ def mark(gradients: Iterable[np.ndarray]) -> None:
         bits = array.reshape(-1).view(np.uint32)
         if not bits[0] == bits[-1] == _SENTINEL:
             bits.fill(_SENTINEL)
+
+
+def check_unmarked(parameters: Iterable[np.ndarray]) -> None:
+    """Raise ProblemError if a parameter was computed from a marked gradient, as by an optimiser of MXNet's own."""
+    for array in parameters:
+        if array.size and math.isnan(array.item(0)) and array.reshape(-1).view(np.uint32)[0] in (_SENTINEL, _CHANGED):
+            raise ProblemError(
+                "gradients='gpu': expected parameters that the optimiser gpusgd or gpuadam updates, got NaN computed "
+                "from MXNet's gradient arrays, as by sgd; set the parameters again, and use one of the two or "
+                "gradients='cpu'"
+            )
 
 
 def defer(gradients: Mapping[int, Deferred]) -> None:

@@ -18,6 +18,7 @@ from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import memory, pinned
 
 from ._gpu import CUDNN
+from ._gpu_update import check_unmarked
 from ._inference import Inference
 from ._network import Network, parse
 from .engine import Engine, engine
@@ -216,6 +217,8 @@ class NetworkOp(fast_custom_op.FastCustomOp):
                 # The forward pass changes the states, because MXNet does not expect the backward pass to do so.
                 targets = filled()[1]
                 views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
+                if self._leaves_gradients:
+                    check_unmarked(views.values())
                 states = {number: view for number, view in views.items() if number in network.states}
                 words = [int(word) for array in in_data[count:] for word in bridge.cpu_view(array)]
                 seed = words[0] << 32 | words[1] if words else 0

@@ -114,6 +114,14 @@ def test_one_update_of_many_networks():
     assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"))
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adam", "rmsprop"])
+def test_gradients_on_the_gpu_and_another_optimiser(rule):
+    node, args, aux = network("gpu")
+    found = module(node, args, aux, rule, {})
+    with pytest.raises(ProblemError, match="expected parameters that the optimiser gpusgd or gpuadam updates"):
+        steps(found, [6] * 2)
+
+
 def test_gradients_on_the_gpu_are_nan_and_used_once():
     node, args, aux = network("gpu")
     found = module(node, args, aux, "gpusgd", {})
