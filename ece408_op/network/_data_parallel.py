@@ -74,7 +74,7 @@ class RankGroup:
             raise DeviceError(f"expected all GPUs' threads within {BARRIER_SECONDS} seconds, got only some of them")
         return [results[number] for number in range(len(self.gpus))]
 
-    def meet(self, rank: int, item: Any, action: Callable[[list[Any]], Any]) -> None:
+    def barrier(self, rank: int, item: Any, action: Callable[[list[Any]], Any]) -> None:
         """Wait for all ranks; the last one calls ``action`` with the list of all ranks' items.
 
         Raises BrokenBarrierError if another rank failed or the barrier timed out.
@@ -117,7 +117,7 @@ class Rank:
             assert self.group.communicator, "the communicator of a network that exchanges arrays"
             self.group.communicator.all_gather(arrays, [gpu.stream for gpu in self.group.gpus])
 
-        self.group.meet(self.number, array, gather)
+        self.group.barrier(self.number, array, gather)
 
     def launch(self, graph: Any) -> None:
         """Launch this rank's CUDA graph together with those of all other ranks."""
@@ -127,4 +127,4 @@ class Rank:
                 with gpu.device:
                     one.launch(gpu.stream)
 
-        self.group.meet(self.number, graph, launch)
+        self.group.barrier(self.number, graph, launch)

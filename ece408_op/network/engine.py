@@ -43,7 +43,7 @@ CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 #: costs more time than the overlap saves.
 LEAST_IMAGES = 96
 #: The bytes per second of copies from pageable memory: half the rate of pinned memory on PCIe 5.
-LINK_BYTES = 25e9
+COPY_BYTES_PER_SECOND = 25e9
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
 #: The most threads that copy, the most per GPU if there are several, and the bytes that pay for one more thread. At
@@ -249,7 +249,7 @@ class Engine:
         small = self._batch(images, data)
         if images == batch:
             return ChunkedBatch([Chunk(0, 1)], [small])
-        copied = images * self._image_bytes(data) / LINK_BYTES
+        copied = images * self._image_bytes(data) / COPY_BYTES_PER_SECOND
         rest = batch - images
         if small.seconds > copied and rest > images and self._room(data, rest) == rest:
             return ChunkedBatch([Chunk(0, images), Chunk(images, rest, 1)], [small, self._batch(rest, data)])

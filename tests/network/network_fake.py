@@ -303,7 +303,7 @@ class Operators(trainer.GpuOperators):
     def _whole_batch(self, array):
         """Return the whole batch's array, and the images of this GPU's share."""
         group, whole = self.rank.group, []
-        group.meet(self.rank.number, (array, whole), _concatenate)
+        group.barrier(self.rank.number, (array, whole), _concatenate)
         return whole[0].view(Array), group.shares[self.rank.number]
 
 
@@ -351,7 +351,7 @@ def captured_once(call, stream):
 
 def launched(self, graph):
     """Launch the graphs of all ranks at the same time: each is a call, whose barriers are those of its capture."""
-    self.group.meet(self.number, None, len)
+    self.group.barrier(self.number, None, len)
     graph.launch(self.gpu.stream)
 
 

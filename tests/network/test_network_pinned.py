@@ -73,7 +73,7 @@ def test_chunks_give_the_images_in_order(images, numbers, least, two_sizes, gpu,
     for name, value in (("CHUNK_BYTES", 1), ("LEAST_IMAGES", 2), ("MOST_CHUNKS", 4)):
         monkeypatch.setattr(engine, name, value)
     # Computing takes no time here: copies take less, or more.
-    monkeypatch.setattr(engine, "LINK_BYTES", -1 if two_sizes else 1)
+    monkeypatch.setattr(engine, "COPY_BYTES_PER_SECOND", -1 if two_sizes else 1)
     monkeypatch.setattr(pinned, "LEAST_BYTES", least)
     compare_calls(*bound(images, numbers), images)
     ((chunks, _),) = engine.engines()[-1].batches.values()
