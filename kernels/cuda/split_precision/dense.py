@@ -1,5 +1,8 @@
 """Products of float32 matrices in split precision, y = x w^T, on Hopper: ``dense.cu`` describes them.
 
+They serve FullyConnected layers whose inputs are float32. With ``fp16x3_general``, which needs x in split form, the
+course's networks take 1.7 to 2.1 times as long (benchmarks/results/verification-h200.txt, 19).
+
 The error, as a share of |x| |w|^T, is that of ``wide``, with a promotion after every 64 products. A value below 2^-28
 of the largest value with the same scale errs by up to 2^-50 of that one.
 """
