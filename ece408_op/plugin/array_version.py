@@ -61,6 +61,3 @@ def is_readable() -> bool:
         array.wait_to_read()
         counts.append(version_of(array)())
     return [count - counts[0] for count in counts] == [0, 0, 1, 2]
-
-
-__all__ = ("is_readable", "variable_of", "version_of")

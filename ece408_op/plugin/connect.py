@@ -120,7 +120,7 @@ def _finish_before_fork() -> None:
     asleep, last, interval = 0, time.monotonic() + _LONGEST_WAIT, sys.getswitchinterval()
     sys.setswitchinterval(_SHORT_INTERVAL)
     try:
-        while fast_custom_op.deleting.in_others() or (asleep < 2 and time.monotonic() < last):
+        while {*fast_custom_op.deleting} - {threading.get_ident()} or (asleep < 2 and time.monotonic() < last):
             time.sleep(_BETWEEN_CHECKS)
             asleep = 0 if _other_threads_run() else asleep + 1
     finally:

@@ -64,27 +64,8 @@ class CallArrays(Sequence[CallArray]):
         return array
 
 
-class Deleting:
-    """The threads that run MXNet's delete callback of an operator; each holds a lock of MXNet's meanwhile."""
-
-    def __init__(self) -> None:
-        self._threads = list[int]()
-
-    def __enter__(self) -> None:
-        """Note that this thread has entered a callback."""
-        self._threads.append(threading.get_ident())
-
-    def __exit__(self, *error: object) -> None:
-        """Note that this thread has left the callback."""
-        self._threads.remove(threading.get_ident())
-
-    def in_others(self) -> bool:
-        """Return whether a thread other than this one is in a callback."""
-        own = threading.get_ident()
-        return any(one != own for one in list(self._threads))
-
-
-deleting = Deleting()
+#: The threads that run MXNet's delete callback of an operator; each holds a lock of MXNet's meanwhile.
+deleting: list[int] = []
 
 
 class Deletable:
@@ -116,11 +97,14 @@ class Deletable:
         mxnets = ctypes.cast(callback, _DELETED)
 
         def call(context: Any) -> int:
-            with deleting:
+            deleting.append(threading.get_ident())
+            try:
                 held = self._held
                 self.__dict__.clear()
                 self._held = held
                 return mxnets(context)
+            finally:
+                deleting.remove(threading.get_ident())
 
         return call
 
@@ -168,6 +152,3 @@ class FastCustomOp(Deletable, mx.operator.CustomOp):  # type: ignore[misc]
             return True
 
         return call
-
-
-__all__ = ("CallArrays", "Deletable", "FastCustomOp", "deleting")
