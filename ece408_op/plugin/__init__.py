@@ -11,7 +11,7 @@ default_layout    keeps oneDNN's blocked layout away from the operator
 output_pool       memory for large outputs
 engine_queue      queues Python functions in MXNet's engine
 fast_custom_op    fast calls of a Custom operator with hundreds of arrays, and its deletion
-pinned_arguments  pinned memory for the arguments that executors copy at each call
+executors         executors that wait for a pass of another mode, and pin their arguments
 array_version     MXNet's count of writes to an array
 mxnet_errors      brings the reason of an error inside an operator to the caller
 interrupts        defers Ctrl-C while MXNet calls back

@@ -9,13 +9,13 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 
-from . import default_layout, fast_custom_op, imperative, interrupts, mxnet_errors, operator, pinned_arguments
+from . import default_layout, executors, fast_custom_op, imperative, interrupts, mxnet_errors, operator
 
 #: MXNet's numbers of two storage types: that of an array that does not exist, and that of a dense array.
 UNDEFINED, DENSE = -1, 0
@@ -35,12 +35,11 @@ def connect() -> None:
     mxnet_errors.install()
     _accept_absent_arrays()
     _keep_inferred_shapes()
-    _finish_before_another_mode()
     operator.register()
     default_layout.install()
     imperative.install()
     interrupts.install()
-    pinned_arguments.install()
+    executors.install()
     atexit.register(_finish_pending)
     os.register_at_fork(before=_finish_before_fork)
     if sys.version_info < (3, 10):  # subprocess forks without calling the functions registered above
@@ -77,25 +76,6 @@ def _keep_inferred_shapes() -> None:
         return array
 
     mx.operator.c_array_buf = c_array_buf
-
-
-def _finish_before_another_mode() -> None:
-    """Make executors finish a forward pass before one with another is_train.
-
-    Operators read is_train when they run, from a field of the executor. A pending pass would get the next one's value:
-    max-pooling would have wrong gradients, and ``gpu_network``'s node would have none.
-    """
-    forward = mx.executor.Executor.forward
-
-    @wraps(forward)
-    def ordered(self: Any, is_train: bool = False, **keywords: Any) -> Any:
-        if vars(self).get("_ece408_is_train", is_train) != is_train:
-            for output in self.outputs:
-                output.wait_to_read()
-        self._ece408_is_train = is_train
-        return forward(self, is_train, **keywords)
-
-    mx.executor.Executor.forward = ordered
 
 
 def _finish_pending() -> None:

@@ -1,6 +1,7 @@
-"""Make executors pin the arguments that are copied to a GPU, because they use the same memory at each call.
+"""Changes to MXNet's executors: a forward pass waits for one of another mode, and pins arguments.
 
-The operator cannot do so: a Custom operator's arrays do not own their memory, and so cannot keep it alive.
+An executor's arguments use the same memory at each call. The operator cannot pin it: a Custom operator's arrays do not
+own their memory, and so cannot keep it alive.
 """
 
 from __future__ import annotations
@@ -18,19 +19,33 @@ from . import bridge
 
 
 def install() -> None:
-    """Make executors pin an argument in the call after its first copy to a GPU."""
+    """Replace the executors' forward; once per process."""
     forward = mx.executor.Executor.forward
 
     @wraps(forward)
-    def pinning(self: Any, *args: Any, **keywords: Any) -> Any:
+    def prepared(self: Any, is_train: bool = False, **keywords: Any) -> Any:
+        _finish_another_mode(self, is_train)
         if pinned.wanted:
             _pin(self)
-        return forward(self, *args, **keywords)
+        return forward(self, is_train, **keywords)
 
-    mx.executor.Executor.forward = pinning
+    mx.executor.Executor.forward = prepared
+
+
+def _finish_another_mode(executor: Any, is_train: bool) -> None:
+    """Wait for a forward pass with another is_train.
+
+    Operators read is_train when they run, from a field of the executor. A pending pass would get the next one's value:
+    max-pooling would have wrong gradients, and ``gpu_network``'s node would have none.
+    """
+    if vars(executor).get("_ece408_is_train", is_train) != is_train:
+        for output in executor.outputs:
+            output.wait_to_read()
+    executor._ece408_is_train = is_train
 
 
 def _pin(executor: Any) -> None:
+    """Pin the arguments that earlier calls have copied to a GPU; they stay pinned until the executor is freed."""
     found = vars(executor).get("_ece408_pinned")
     if found is None:
         arrays = [array for array in executor.arg_arrays if ITEM_BYTES * array.size >= pinned.LEAST_BYTES]
@@ -42,6 +57,3 @@ def _pin(executor: Any) -> None:
         if size and not isinstance(owner, pinned.Pinned):
             # The copied memory may have been freed, and this array may be a smaller one in its place.
             found[address] = pinned.Pinned(owner, address, min(size, np.dtype(owner.dtype).itemsize * owner.size))
-
-
-__all__ = ("install",)
