@@ -158,7 +158,7 @@ class ConvProblem:
         """The output's shape, (B, M, OH, OW)."""
         return (self.batch, self.filters, self.output_height, self.output_width)
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[Shape4, Shape4, Shape4]:
         """The shapes of the operands: the two arrays that a kernel reads, and the array that it fills."""
         shapes = {"x": self.x_shape, "w": self.w_shape, "y": self.y_shape}

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.bounded_dict import BoundedDict
 
 from . import _passes
 from .op_times import Timing
@@ -40,17 +38,19 @@ def convolve(
     problem.
     """
     a, b, out = addresses
-    gpu, layer = cuda.cupy().cuda, _layer(kernel, problem, device)
-    a_bytes, b_bytes, out_bytes = layer.bytes
+    gpu = cuda.cupy().cuda
+    a_bytes, b_bytes, out_bytes = (ITEM_BYTES * math.prod(shape) for shape in problem.shapes)
     # A kernel's output must not overlap its inputs.
     separate = add or _overlap(a, a_bytes, out, out_bytes) or _overlap(b, b_bytes, out, out_bytes)
     with cuda.on(device), cuda.reported(kernel.name), _Stream(device) as (stream, start, end):
         memory = _alloc(out_bytes, stream) if separate else None
         target = memory.ptr if memory else out
-        program = layer.program(a, b, target)
+        program = kernel.program(problem, device, a, b, target)
         given = dict(zip(problem.operands, (a, b, target)))
-        if not layer.warm:
-            layer.warm_up(program, given, stream)
+        if not program.idle[device, problem.batch]:
+            # The first run is not timed: it compiles and loads the kernel, and prepares its launches.
+            cuda.enqueue(program, problem.batch, given, device, stream)
+            stream.synchronize()
         start.record(stream)
         cuda.enqueue(program, problem.batch, given, device, stream)
         end.record(stream)
@@ -84,41 +84,9 @@ def fill(address: int, size: int, byte: int, device: int) -> None:
         stream.synchronize()
 
 
-#: Kernels and layers that have run, by GPU.
-_warm: BoundedDict[tuple[str, ConvProblem, int], bool] = BoundedDict(1024)
 #: Idle streams, each with two events, by GPU. They are not kept per thread, because Python sees MXNet's threads as new
 #: ones at each call.
 _idle: defaultdict[int, deque[Any]] = defaultdict(deque)
-
-
-class _Layer:
-    """A kernel's programs for one problem on one GPU, and the sizes of its arrays."""
-
-    def __init__(self, kernel: CudaKernel, problem: ConvProblem, device: int) -> None:
-        self._kernel, self._problem, self._device = kernel, problem, device
-        #: The bytes of the operands.
-        self.bytes = tuple(ITEM_BYTES * math.prod(shape) for shape in problem.shapes)
-        self._programs: dict[int, cuda.Program] = {}
-        self.warm = False
-
-    def program(self, *addresses: int) -> cuda.Program:
-        """Return the program for arrays at these addresses; their alignment selects it."""
-        aligned = cuda.alignment(*addresses)
-        if aligned not in self._programs:
-            self._programs[aligned] = self._kernel.program(self._problem, self._device, *addresses)
-        return self._programs[aligned]
-
-    def warm_up(self, program: cuda.Program, given: dict[str, int], stream: Any) -> None:
-        """Run the kernel once, untimed, unless it has run: the first run compiles and loads it."""
-        key = (program.name, self._kernel.prepared_with(self._problem), self._device)
-        if key not in _warm:
-            cuda.enqueue(program, self._problem.batch, given, self._device, stream)
-            stream.synchronize()
-            _warm[key] = True
-        self.warm = True
-
-
-_layer = lru_cache(maxsize=256)(_Layer)
 
 
 class _Stream:

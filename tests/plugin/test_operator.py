@@ -2,17 +2,23 @@
 
 import dataclasses
 import resource
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cuda_layers import chip_of
 from operator_case import OperatorCases, assert_right, values
 from process import printed
 
 import ece408_op
-from ece408_op.core import dispatch
+from ece408_op.core import dispatch, tuning
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 
 mx = pytest.importorskip("mxnet")
+from ece408_op.plugin import bridge  # noqa: E402 (these need MXNet)
+from ece408_op.plugin.operator import NewProp  # noqa: E402
 
 
 class TestCpu(OperatorCases):
@@ -65,6 +71,28 @@ def test_the_record_is_bounded():
     assert len(ece408_op.op_times()) == op_times.CAPACITY
     ece408_op.clear_op_times()
     assert ece408_op.op_times() == []
+
+
+def test_a_tile_that_is_chosen_after_a_call_on_a_gpu_is_taken(monkeypatch):
+    """The GPU is a stand-in: its kernels do not run."""
+    stream = SimpleNamespace(synchronize=lambda: None)
+    event = SimpleNamespace(record=lambda stream: None)
+    gpu = SimpleNamespace(Stream=lambda **_: stream, Event=lambda: event, get_elapsed_time=lambda *_: 1.0)
+    chip = dataclasses.replace(chip_of(90), name="tuned here")  # another test may use tiles of sm_90
+    kernel, programs = dispatch.find("fp16x3_warpgroup"), []
+    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(cuda, "chip", lambda number=0: chip)
+    monkeypatch.setattr(cuda, "on", lambda number: nullcontext())
+    monkeypatch.setattr(cuda, "enqueue", lambda program, *_: programs.append(program))
+    monkeypatch.setattr(bridge, "address_of", lambda array: array.address)
+    problem = ConvProblem(8, 6, 30, 30, 16, 5)
+    data, weight, out = (SimpleNamespace(shape=s, address=n << 30) for n, s in enumerate(problem.shapes, 1))
+    prop = NewProp(kernel="(5, 5)", num_filter="16", impl=kernel.name)
+    operator = prop.create_operator(SimpleNamespace(device_type="gpu", device_id=0), problem.shapes[:2], None)
+    for tile in kernel.tiles(problem, chip, 16)[:3]:
+        tuning.use_tile(kernel.name, problem, chip, tile)
+        operator.compute(data, weight, out)
+    assert len({id(program) for program in programs}) == 3
 
 
 def test_a_shape_that_is_known_only_behind_the_operator():
