@@ -81,11 +81,39 @@ def convolve(
     """Fill out from a and b, the problem's operands, by a GPU kernel.
 
     The arrays are NumPy's, C-contiguous float32, and out shares no memory with the others. bias (M,) is added to y.
-    Returns when out is filled. Raises DeviceError if there is no GPU or it fails, and UnsupportedError if the kernel
-    does not support the problem.
+    All chunks of images read the same weight. If the weight is the output, the chunks' results are summed on the device
+    in float64. Returns when out is filled. Raises DeviceError if there is no GPU or it fails, and UnsupportedError if
+    the kernel does not support the problem.
     """
     advise_huge_pages(out)
-    return gpu().run(kernel, problem, (a, b, out), bias)
+    this, image = gpu(), problem.with_batch(1)
+    image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
+    chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
+    part = problem.with_batch(chunks[0].images)
+    work = _Work(this, kernel, problem, len(chunks), bias is not None)
+    arrays = dict(zip(problem.operands, (a, b, out)))
+    if bias is not None:
+        arrays[_BIAS] = bias
+    named = work.constants, work.inputs, work.outputs
+    constants, inputs, outputs = ([arrays[name] for name in names] for names in named)
+    with this.lock, this.device, cuda.reported(kernel.name):
+        try:
+            this.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
+            this.warm_up(work, kernel, part)
+            threads = this.threads if problem.bytes >= _WORTH_THREADS else 1
+            start = time.perf_counter()
+            elements = STAGING_BYTES // ITEM_BYTES
+            Pipeline(work, chunks, inputs, outputs, elements, constants=constants).run(threads)
+            if not outputs:
+                work.finish()
+                this.copy_out(this.buffers[_WEIGHT, 0].ptr, out)
+            total = time.perf_counter() - start
+        finally:
+            this.wait()
+            if image_bytes > CHUNK_BYTES:
+                this.buffers.clear()
+        seconds = work.seconds()
+    return Timing(seconds, max(0.0, total - seconds))
 
 
 class Gpu:
@@ -108,46 +136,6 @@ class Gpu:
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
                 self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
-
-    def run(
-        self,
-        kernel: CudaKernel,
-        problem: ConvProblem,
-        arrays: Sequence[np.ndarray],
-        bias: np.ndarray | None = None,
-    ) -> Timing:
-        """Compute one call of ``convolve``; ``arrays`` are the problem's operands.
-
-        All chunks of images read the same weight. If the weight is the output, the chunks' results are summed on the
-        device in float64.
-        """
-        image = problem.with_batch(1)
-        image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
-        chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
-        part = problem.with_batch(chunks[0].images)
-        work = _Work(self, kernel, problem, len(chunks), bias is not None)
-        operands = dict(zip(problem.operands, arrays))
-        constants = [operands[_WEIGHT]] if work.constants else []
-        constants += [bias] if bias is not None else []
-        inputs, outputs = ([operands[name] for name in names] for names in (work.inputs, work.outputs))
-        with self.lock, self.device, cuda.reported(kernel.name):
-            try:
-                self.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
-                self.warm_up(work, kernel, part)
-                threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
-                start = time.perf_counter()
-                elements = STAGING_BYTES // ITEM_BYTES
-                Pipeline(work, chunks, inputs, outputs, elements, constants=constants).run(threads)
-                if not outputs:
-                    work.finish()
-                    self.copy_out(self.buffers[_WEIGHT, 0].ptr, operands[_WEIGHT])
-                total = time.perf_counter() - start
-            finally:
-                self.wait()
-                if image_bytes > CHUNK_BYTES:
-                    self.buffers.clear()
-            seconds = work.seconds()
-        return Timing(seconds, max(0.0, total - seconds))
 
     def pinned(self, size: int) -> Any:
         """Return ``size`` bytes of pinned host memory."""
