@@ -103,8 +103,6 @@ def install() -> None:
     from mxnet.symbol import symbol
 
     original = base.get_last_ffi_error
-    if getattr(original, "adds_reason", False):
-        return
 
     @functools.wraps(original)
     def get_last_ffi_error() -> Exception:
@@ -112,7 +110,6 @@ def install() -> None:
         reason = _reason_of(str(error))
         return error if reason is None else _with_reason(error, reason)
 
-    get_last_ffi_error.adds_reason = True  # type: ignore[attr-defined]
     for module in (base, function):
         module.get_last_ffi_error = get_last_ffi_error
     for module in (operator, symbol):
