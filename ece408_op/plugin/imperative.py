@@ -54,7 +54,8 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     op_type, out = kwargs.get("op_type"), kwargs.get("out")
     if op_type not in (OP_TYPE, NETWORK):
         return custom(*data, **kwargs)
-    if op_type == OP_TYPE and out is None and _is_plain(data):
+    recorded = op_type == OP_TYPE and mx.autograd.is_recording()
+    if op_type == OP_TYPE and out is None and not recorded and all(type(each) is mx.nd.NDArray for each in data):
         try:
             prop, shape = parsed_call(data, kwargs)
         except Ece408Error:
@@ -65,7 +66,6 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["out"] = out = _pooled_output(data, shape)
     for array in out if isinstance(out, (list, tuple)) else (out,):
         _in_default_layout(array)
-    recorded = op_type == OP_TYPE and mx.autograd.is_recording()
     data = tuple(
         _in_default_layout(array, op_type == OP_TYPE and place > 0, recorded) for place, array in enumerate(data)
     )
@@ -76,17 +76,15 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return view if out is None else mx.nd.identity(view, out=out)
 
 
-def _is_plain(data: tuple[Any, ...]) -> bool:
-    """Return whether the first two steps support a call: all inputs are NDArrays, and it is not recorded."""
-    return all(type(array) is mx.nd.NDArray for array in data) and not mx.autograd.is_recording()
-
-
 def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
     """Return the output of a small call, or None if the engine has to compute it or to report its error."""
     if not thread_pool.is_only_thread():
         return None
     home, context, shapes = "gpu" if bridge.on_gpu(data[0]) else "cpu", data[0].context, [each.shape for each in data]
-    if 0 in shapes[0] or any(array.context != context for array in data[1:]) or not _small(home, prop, *shapes[:2]):
+    if 0 in shapes[0] or any(array.context != context for array in data[1:]):
+        return None
+    problem = prop.problem(*shapes[:2])
+    if problem.flops > MOST_FLOPS[home] or problem.bytes > MOST_BYTES[home]:
         return None
     if context.device_type in ("cpu_shared", "cpu_pinned"):  # the engine's output is in mx.cpu()
         return None
@@ -105,11 +103,6 @@ def _computed_synchronously(data: tuple[Any, ...], prop: NewProp, shape: tuple[i
     except Exception:
         return None
     return output
-
-
-def _small(home: str, prop: NewProp, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
-    problem = prop.problem(x, w)
-    return problem.flops <= MOST_FLOPS[home] and problem.bytes <= MOST_BYTES[home]
 
 
 def _pooled_output(data: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
