@@ -98,18 +98,10 @@ def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
 
 
 def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
-    """Bind the network by a Module; return a function from an NDArray of images to the NDArray of the first output."""
-    labels = _label_shapes(network, images)
-    module = mx.mod.Module(network.symbol, label_names=list(labels), context=context)
-    module.bind([("data", images)], list(labels.items()) or None, for_training=False)
-    module.set_params(network.arg_params, network.aux_params)
-    blank = [mx.nd.zeros(shape, ctx=context) for shape in labels.values()]
-
-    def forward(data: Any) -> Any:
-        module.forward(mx.io.DataBatch([data], blank), is_train=False)
-        return module.get_outputs()[0]
-
-    return forward
+    """Bind the network; return a function from an NDArray of images to the NDArray of the first output."""
+    executor = network.symbol.simple_bind(context, grad_req="null", type_dict={"data": np.float32}, data=images)
+    executor.copy_params_from(network.arg_params, network.aux_params)
+    return lambda data: executor.forward(is_train=False, data=data)[0]
 
 
 def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:
@@ -201,10 +193,3 @@ def _differences(symbol: Any) -> list[Any]:
             own = mx.sym.Pooling(own, kernel=(2, 2), stride=(2, 2), pool_type="max", pooling_convention=convention)
         found.append(mx.sym.max(mx.sym.abs(layer.output - own)))
     return found
-
-
-def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the labels: inputs that are neither images nor parameters, which inference ignores."""
-    sizes, _, _ = network.symbol.infer_shape(data=images)
-    inputs = dict(zip(network.symbol.list_arguments(), sizes))
-    return {name: shape for name, shape in inputs.items() if name != "data" and name not in network.arg_params}
