@@ -54,9 +54,7 @@ def l2_bytes() -> int:
 
 @cache
 def _system() -> Any:
-    """Return the C library, for madvise and mincore; None where Python knows no huge pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
+    """Return the C library, for madvise and mincore."""
     library = ctypes.CDLL(None)
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -67,16 +65,14 @@ def advise_huge_pages(array: np.ndarray) -> None:
     """Advise Linux to use huge pages for a large array that is about to be filled.
 
     The first touch of each page of a fresh output is a page fault, and with pages of 4 KiB the faults take longer than
-    the convolution. The advice covers the array's whole pages only. On other systems, or if Linux declines, nothing
-    happens.
+    the convolution. The advice covers the array's whole pages only. If Linux declines, nothing happens.
     """
-    system = _system()
-    if system is None or array.nbytes < _WORTH:
+    if array.nbytes < _WORTH:
         return
     start = address(array)
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    system.madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    _system().madvise(first, last - first, mmap.MADV_HUGEPAGE)
 
 
 def map_pages(array: np.ndarray, threads: int) -> None:
@@ -98,12 +94,11 @@ def _map(data: np.ndarray) -> None:
     start = address(data)
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     size = start + data.nbytes - first
-    if system is not None:
-        # Querying which pages are mapped takes a hundredth of the time of mapping mapped ones again.
-        mapped = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        if system.mincore(first, size, address(mapped)) == 0 and (mapped & 1).all():
-            return
-        if system.madvise(first, size, _POPULATE_WRITE) == 0:
-            return
+    # Querying which pages are mapped takes a hundredth of the time of mapping mapped ones again.
+    mapped = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+    if system.mincore(first, size, address(mapped)) == 0 and (mapped & 1).all():
+        return
+    if system.madvise(first, size, _POPULATE_WRITE) == 0:
+        return
     data[:: mmap.PAGESIZE // data.itemsize] = 0
     data[-1:] = 0
