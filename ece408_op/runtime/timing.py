@@ -34,21 +34,10 @@ def summary(samples: Sequence[float]) -> Times:
     if not samples:
         raise ValueError("samples: expected at least one, got none")
     ordered = sorted(samples)
-    n = len(ordered)
-    chosen = 1
-    while chosen < (n + 1) // 2 and _confidence(n, chosen + 1) >= CONFIDENCE:
-        chosen += 1
-    return Times(
-        statistics.median(ordered),
-        ordered[chosen - 1],
-        ordered[n - chosen],
-        _confidence(n, chosen),
-        ordered[0],
-        ordered[-1],
-        n,
-    )
-
-
-def _confidence(n: int, k: int) -> float:
-    """Return the probability that the median is between the k-th smallest and the k-th largest of n."""
-    return max(0.0, 1 - 2 * sum(math.comb(n, heads) for heads in range(k)) / 2**n)
+    n, k = len(ordered), 1
+    fewer = 1  # the ways in which n coins show fewer than k heads
+    while k < (n + 1) // 2 and 1 - 2 * (fewer + math.comb(n, k)) / 2**n >= CONFIDENCE:
+        fewer += math.comb(n, k)
+        k += 1
+    confidence = max(0.0, 1 - 2 * fewer / 2**n)
+    return Times(statistics.median(ordered), ordered[k - 1], ordered[n - k], confidence, ordered[0], ordered[-1], n)
