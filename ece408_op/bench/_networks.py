@@ -12,7 +12,6 @@ import json
 import os
 from ast import literal_eval
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from math import prod
 from typing import Any
@@ -44,7 +43,7 @@ IMAGES, GLUONS_IMAGES = 10_000, 128
 #: The kinds of call.
 FORWARD, ON_GPU = "forward", "gpu"
 
-#: MXNet's setting that decides whether it fuses operators.
+#: MXNet's setting that decides whether it fuses operators when it binds a graph.
 _SETTING = "MXNET_SUBGRAPH_BACKEND"
 
 
@@ -73,8 +72,11 @@ def case(name: str, images: int | None, device: str, repeats: int, seed: int) ->
     # On a GPU, the peers of Gluon's networks are on the GPU too; MXNet on the CPU would take minutes.
     if own or device == "cpu":
         add("MXNet, default", "", _bound(built_in, pixels))
-        with _without_fusing():
+        os.environ[_SETTING] = "NONE"
+        try:
             add("MXNet, NONE", "", _bound(built_in, pixels))
+        finally:
+            del os.environ[_SETTING]
     for contestant, fuse in {"New": False, "New fused": True}.items() if own else ():
         loaded = inference.with_operator(files.find(name), AUTO, device, fuse=fuse)
         add(contestant, AUTO, _bound(loaded, pixels))
@@ -137,16 +139,6 @@ def _bound(network: Any, pixels: np.ndarray) -> dict[str, Callable[[], Any]]:
     forward, data = inference.bound(network, pixels.shape, mx.cpu()), mx.nd.array(pixels)
     data.wait_to_read()
     return {FORWARD: lambda: forward(data).asnumpy()}
-
-
-@contextmanager
-def _without_fusing() -> Iterator[None]:
-    """Inside the context, MXNet fuses no operators when it binds a graph."""
-    os.environ[_SETTING] = "NONE"
-    try:
-        yield
-    finally:
-        del os.environ[_SETTING]
 
 
 def given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
