@@ -1,18 +1,15 @@
-"""The launches of a GPU kernel, with the registers, memory and occupancy that the compiler and the driver report."""
+"""The launches of a GPU kernel, with the registers and memory that the compiler reports, and their occupancy."""
 
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
 from typing import Any
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.launch import Launch, Plan, ceil_div
-
-_THREADS_PER_MULTIPROCESSOR = 39  # cudaDevAttrMaxThreadsPerMultiProcessor
-_WARP = 32
+from ece408_op.runtime.launch import Launch, Plan
+from ece408_op.runtime.occupancy import device_limits
 
 
 def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> list[dict[str, Any]]:
@@ -21,13 +18,9 @@ def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any)
     if not kernel.sources:
         return []  # a library's launches are not known
     binary = cuda.compiled(cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan), 0)
-    driver, runtime = cuda.cupy().cuda.driver, cuda.cupy().cuda.runtime
-    warps = runtime.deviceGetAttribute(_THREADS_PER_MULTIPROCESSOR, 0) // _WARP
-    found = []
+    limits, found = device_limits(), []
     for (entry, grid, block, shared), times in count(plan, problem.batch).items():
-        function = binary.function(entry, shared)
-        facts = function.attributes
-        blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, prod(block), shared)
+        facts = binary.function(entry, shared).attributes
         found.append(
             {
                 "entry": entry,
@@ -39,7 +32,7 @@ def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any)
                 "dynamic_shared": shared,
                 "local": facts["local_size_bytes"],
                 "constant": facts["const_size_bytes"],
-                "occupancy": blocks * ceil_div(prod(block), _WARP) / warps,
+                "occupancy": limits.occupancy(block, facts["num_regs"], facts["shared_size_bytes"] + shared),
             }
         )
     return found
