@@ -125,29 +125,22 @@ class CudaKernel:
     """A convolution on CuPy arrays: CUDA C++ files, and a function that plans their launch.
 
     Attributes:
-        name: the value of ``impl`` that selects the kernel.
-        summary: one line for ``--help``.
+        name, summary, features, error_bound, magnitude_images, magnitude_weights, arithmetic: as in CpuKernel.
         sources: CUDA files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a
             device.
         plan: ``plan(problem, chip, aligned)`` returns the launches; all pointers are multiples of ``aligned`` bytes.
-        features: as in CpuKernel.
         limits: as in CpuKernel, called with the problem and the chip, or None for an unknown chip.
-        error_bound: as in CpuKernel.
-        capability: the lowest compute capability that runs the source; with exact_capability the only one.
+        capability: the lowest compute capability that runs the source; with ``exact_capability`` the only one.
         compiler: the oldest NVRTC that compiles the source.
         precision: the rounding of the inputs: "float32" (none), "tf32" (to 11 bits) or "fp16" (to 11 bits and fp16's
             range).
         options: options for NVRTC besides the C++ standard.
         device: always "gpu".
-        exact_capability: see capability.
         recommended: whether "auto" prefers the kernel for a problem; False outside the sizes that were timed.
         predicted_milliseconds: the kernel's own prediction, which the tuning table scales; infinite for problems that
             it does not cover.
         tiles: ``tiles(problem, chip, aligned)`` returns the tiles that ``tuning.tune`` measures, in the words of
             ``tuning.recorded_tile``, which the plan obeys; none for most kernels.
-        magnitude_images: as in CpuKernel.
-        magnitude_weights: as in CpuKernel.
-        arithmetic: as in CpuKernel.
     """
 
     name: str

@@ -92,8 +92,7 @@ class Launch:
         entry: the name of the ``extern "C" __global__`` function.
         grid: blocks in x, y and z.
         block: threads per block in x, y and z.
-        args: the arguments: names of buffers ("x", "w", "y" or scratch), "first" (the number of the first image, long
-            long), "images" (their count, int), or NumPy numbers of the parameter's type.
+        args: the arguments, see ``Argument``.
         shared: dynamic shared memory per block, in bytes.
         programmatic: whether to use programmatic dependent launch: the kernel may start before the previous launch has
             ended, and waits for it itself.
