@@ -22,7 +22,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
@@ -58,15 +58,11 @@ def read(name: str) -> Results:
     return results.read(ROOT / "benchmarks" / "results" / f"{name}.json")
 
 
-def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], above: str = "") -> str:
+def markdown(head: Sequence[str], rows: Iterable[Iterable[str]], above: str = "") -> str:
     """Return a table as Markdown, with a paragraph above it if there is one."""
-    head = list(head)
-    table = "\n".join([_row(head), "|---" * len(head) + "|", *map(_row, rows)])
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    table = "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
     return f"{above}\n\n{table}" if above else table
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def number(value: float) -> str:
@@ -239,11 +235,6 @@ def errors() -> str:
     return markdown(head, rows, machine("layers-h200"))
 
 
-def code(word: str) -> str:
-    """A kernel's name as code; other words as they are."""
-    return word if " " in word else f"`{word}`"
-
-
 def summary() -> str:
     """README's table: the course's layers on a GPU and on a CPU."""
     rows = []
@@ -279,7 +270,7 @@ def operators() -> str:
     found: dict[str, list[str]] = {}
     for op, kind in OPERATORS.items():
         attributes = (one for one in fields(kind) if one.metadata and one.metadata["expected"] != str(one.default))
-        found.setdefault(", ".join(code(one.name) for one in attributes), []).append(code(op))
+        found.setdefault(", ".join(f"`{one.name}`" for one in attributes), []).append(f"`{op}`")
     lines = (f"- {', '.join(ops)}{': ' if attributes else ''}{attributes}" for attributes, ops in found.items())
     return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
 
