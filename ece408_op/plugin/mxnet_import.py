@@ -26,7 +26,7 @@ from ece408_op.errors import MXNetImportError
 
 from ._compatibility import builtins_with_shims, patch
 
-#: The libraries that MXNet's CUDA 11 builds link to.
+#: The libraries that MXNet's CUDA 11 builds link to, each behind those that it links to itself.
 CUDA11_LIBRARIES = (
     "libcudart.so.11.0",
     "libcublasLt.so.11",
