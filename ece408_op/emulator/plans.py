@@ -95,14 +95,9 @@ def translate(text: str, unroll: bool = False) -> str:
         text = re.sub(
             rf'{re.escape(line)}.*?(?=#line 1 ")', f"{line}using namespace ::emulator::{namespace};\n", text, flags=re.S
         )
-    # wgmma: macros, whose instruction names the columns of B.
-    text = re.sub(
-        r"#define (\w+_OVERWRITE\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma_overwrite(d, a, b, \2)", text
-    )
-    text = re.sub(
-        r"#define (\w+_TRANSPOSED\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma_transposed(d, a, b, \2)", text
-    )
-    text = re.sub(r"#define (\w+\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma(d, a, b, \2)", text)
+    # wgmma: macros. The instruction names the columns of B, and whether to add to d and to transpose the matrices.
+    wgmma = r"#define (\w+\(d, a, b\)).*?m64n(\d+)k16.*?%\d+, ([01]), 1, 1, ([01]).*"
+    text = re.sub(wgmma, r"#define \1 wgmma(d, a, b, \2, \3, \4)", text)
     return _rewrite.rewrite(text, unroll=unroll).replace('extern "C" __global__', "__global__")
 
 

@@ -10,6 +10,7 @@ from plan_runs import races as races_of
 
 from ece408_op.emulator import Report, UnsupportedCodeError
 from ece408_op.emulator.plans import Case, Plans, translate
+from ece408_op.kernels.cuda.split_precision._wgmma import wgmma_macro
 from ece408_op.runtime.launch import Launch, Plan
 
 INSTRUCTIONS = Path(__file__).parents[2] / "kernels/cuda/split_precision/instructions.cuh"
@@ -17,7 +18,7 @@ INSTRUCTIONS = Path(__file__).parents[2] / "kernels/cuda/split_precision/instruc
 
 def _run(body: str, folder: Path, races: bool = False, threads: int = 128, **defines: str) -> Report:
     """Return the report on a block that executes the body; x is 0 to 255, and y starts as NaN."""
-    macros = "".join(f"#define {name.replace('_D_A_B', '(d, a, b)')} {value}\n" for name, value in defines.items())
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     text = f"""{macros}#line 1 "instructions.cuh"
 {INSTRUCTIONS.read_text()}#line 1 "kernel.cu"
 extern "C" __global__ void kernel(const float *__restrict__ x, float *__restrict__ y) {{
@@ -167,7 +168,7 @@ def test_a_warpgroups_product_is_a_matrix_product(programs):
     wgmma_commit(), wgmma_wait<0>();
     for (int v = 0; v < 4; v++)
         if (row + v / 2 * 8 < 32) y[(row + v / 2 * 8) * 8 + 2 * t + v % 2] = d[v];"""
-    wgmma = {f"MMA{kind}_D_A_B": 'asm volatile("wgmma.m64n8k16.f32")' for kind in ("", "_OVERWRITE")}
+    wgmma = {**wgmma_macro("MMA", 8), **wgmma_macro("MMA_OVERWRITE", 8, overwrite=True)}
     y = _run(body, programs, **wgmma).buffers["y"]
     row, k, n = np.ogrid[:32, :16, :8]
     np.testing.assert_array_equal(y.reshape(32, 8), 2 * ((row - k) * (k * n)).sum(axis=1))

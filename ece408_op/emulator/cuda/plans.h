@@ -102,13 +102,7 @@ inline void store_matrices(void *to, unsigned a, unsigned b, unsigned c, unsigne
 ECE408_PLAIN inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
     mma_fp16(d, *reinterpret_cast<const unsigned(*)[4]>(a), b0, b1);
 }
-template <typename A>
-inline void wgmma_overwrite(float *d, A a, unsigned long long b, int columns) {
-    std::fill_n(d, columns / 2, 0.0f);
-    wgmma(d, a, b, columns);
-}
 using emulator::wgmma;
-using emulator::wgmma_transposed;
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int PENDING>

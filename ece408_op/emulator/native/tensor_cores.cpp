@@ -64,11 +64,10 @@ float truncated_sum(const double (&terms)[N]) {
 // Elements k and k + 1 of a row or column. Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their
 // distances in the descriptor. With one: rows of 128, 64 or 32 bytes, each with its 16-byte parts in another order; the
 // address counts from multiples of 1024. Transposed, k is the outer index: 64 rows or columns lie in 128 bytes, swizzled.
-template <bool TRANSPOSED>
-unsigned described(unsigned long long at, int row, int k) {
+unsigned described(unsigned long long at, int row, int k, bool transposed) {
     const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
     const auto swizzled = [](unsigned from, unsigned width) { return dynamic_shared + (from ^ (from >> 3 & (width - 16))); };
-    if constexpr (TRANSPOSED) {
+    if (transposed) {
         unsigned short halves[2];
         for (int n = 0; n < 2; n++) {
             const int own = k / 2 * 2 + n;
@@ -114,10 +113,7 @@ void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     });
 }
 
-namespace {
-
-template <bool TRANSPOSED>
-void multiply_group(float *d, const unsigned *a, unsigned long long b, int columns) {
+void wgmma(float *d, const unsigned *a, unsigned long long b, int columns, bool add, bool transposed) {
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     group_barrier(warp / 4);
@@ -126,12 +122,12 @@ void multiply_group(float *d, const unsigned *a, unsigned long long b, int colum
         for (int k = 0; k < 16; k++) rows[r][k] = row_value(warp, lane / 4 + 8 * r, k);
     for (int i = 0; i < columns / 4; i++) {
         for (int k = 0; k < 16; k += 2) {
-            const unsigned word = described<TRANSPOSED>(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+            const unsigned word = described(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k, transposed);
             column[k] = half_of(word, 0), column[k + 1] = half_of(word, 1);
         }
         for (int r = 0; r < 2; r++) {
             float &sum = d[i / 2 * 4 + 2 * r + i % 2];
-            double terms[17] = {sum};
+            double terms[17] = {add ? sum : 0.0f};
             for (int k = 0; k < 16; k++) terms[1 + k] = rows[r][k] * column[k];
             sum = truncated_sum(terms);
         }
@@ -139,20 +135,11 @@ void multiply_group(float *d, const unsigned *a, unsigned long long b, int colum
     group_barrier(warp / 4);
 }
 
-template <bool TRANSPOSED>
-void multiply_group(float *d, unsigned long long a, unsigned long long b, int columns) {
+void wgmma(float *d, unsigned long long a, unsigned long long b, int columns, bool add, bool transposed) {
     const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
     unsigned own[4];
-    for (int i = 0; i < 4; i++) own[i] = described<TRANSPOSED>(a, row + i % 2 * 8, k + i / 2 * 8);
-    multiply_group<TRANSPOSED>(d, own, b, columns);
-}
-
-}  // namespace
-
-void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) { multiply_group<false>(d, a, b, columns); }
-void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) { multiply_group<false>(d, a, b, columns); }
-void wgmma_transposed(float *d, unsigned long long a, unsigned long long b, int columns) {
-    multiply_group<true>(d, a, b, columns);
+    for (int i = 0; i < 4; i++) own[i] = described(a, row + i % 2 * 8, k + i / 2 * 8, transposed);
+    wgmma(d, own, b, columns, add, transposed);
 }
 
 }  // namespace emulator
