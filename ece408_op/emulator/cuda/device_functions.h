@@ -24,12 +24,7 @@ inline unsigned umin(unsigned a, unsigned b) { return min(a, b); }
 inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
 
 template <typename To, typename From>
-inline To ece408_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From), "the same number of bytes");
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
+inline To ece408_bits(From from) { return __builtin_bit_cast(To, from); }
 inline unsigned __float_as_uint(float f) { return ece408_bits<unsigned>(f); }
 inline int __float_as_int(float f) { return ece408_bits<int>(f); }
 inline float __uint_as_float(unsigned u) { return ece408_bits<float>(u); }

@@ -78,10 +78,7 @@ inline void bulk_store_wait() {}
 inline void fence_async_proxy() {}
 
 inline unsigned to_fp16x2(float first, float second) {
-    const _Float16 both[2] = {_Float16(first), _Float16(second)};
-    unsigned word;
-    std::memcpy(&word, both, 4);
-    return word;
+    return ptx::half_bits(first) | unsigned(ptx::half_bits(second)) << 16;
 }
 inline unsigned fp16x2_residual(float first, float second, unsigned word) {
     return to_fp16x2((first - float(half_of(word, 0))) * 2048, (second - float(half_of(word, 1))) * 2048);

@@ -7,36 +7,20 @@
 
 namespace emulator {
 
-namespace {
-
-struct HalfTable {
-    float of_bits[1 << 16];
-    HalfTable() {
-        for (unsigned bits = 0; bits < 1 << 16; bits++) {
-            const unsigned short short_bits = bits;
-            _Float16 value;
-            std::memcpy(&value, &short_bits, 2);
-            of_bits[bits] = value;
-        }
-    }
-};
-
-}  // namespace
-
 double half_of(unsigned word, int k) {
-    static const HalfTable halves;  // g++ converts by a call, as not all CPUs have an instruction
-    return halves.of_bits[word >> 16 * (k % 2) & 0xffff];
+    static const std::vector<float> halves = [] {  // g++ converts by a call, as not all CPUs have an instruction
+        std::vector<float> all;
+        for (int bits = 0; bits < 1 << 16; bits++) all.push_back(__builtin_bit_cast(_Float16, static_cast<short>(bits)));
+        return all;
+    }();
+    return halves[word >> 16 * (k % 2) & 0xffff];
 }
 
 namespace {
 
 unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B, by warp and lane
 
-double float_of(unsigned word) {
-    float value;
-    std::memcpy(&value, &word, 4);
-    return value;
-}
+double float_of(unsigned word) { return __builtin_bit_cast(float, word); }
 
 void exchange() {
     unsigned long long all[32];
