@@ -107,9 +107,9 @@ def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, 
 
 def _launch_bounds(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     """Have the kernel's body begin with a check of the block's threads, where template arguments are known."""
-    end = _closing(masked, found.end())
+    end = closing(masked, found.end())
     name = _BOUNDED_NAME.match(masked, end + 1) if end >= 0 else None
-    close = _closing(masked, name.end()) if name else -1
+    close = closing(masked, name.end()) if name else -1
     body = _BODY.match(masked, close + 1) if close >= 0 else None
     if not name or not body or _IN_DIRECTIVE.search(masked, 0, found.start()):
         return found.end(), found[0]
@@ -124,7 +124,7 @@ def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     if text[found.start(2) : found.end(2)] != found[2]:  # << "text" <<
         return found.end(), text[found.start() : found.end()]
     close = _LAUNCH_END.search(masked, found.end())
-    end = _closing(masked, close.end()) if close else -1
+    end = closing(masked, close.end()) if close else -1
     if found[1] is None or close is None or ";" in masked[found.end() : close.start()] or end < 0:
         said = "expected kernel<<<grid, block>>>(arguments), got other text"
         raise UnsupportedCodeError(_line(text, found.start()), said)
@@ -144,7 +144,7 @@ def _unrolled(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
 
 def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     """Write ``asm("op %0, [%1], 4;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b, 4)``."""
-    end = _closing(masked, found.end())
+    end = closing(masked, found.end())
     inside = text[found.end() : end]
     strings = _ASM_TEXT.match(inside)
     template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', strings[1] if strings else ""))
@@ -174,11 +174,11 @@ def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-def _closing(masked: str, start: int) -> int:
-    """Return where the parenthesis closes that is open in front of ``start``; -1 where none does."""
+def closing(masked: str, start: int, brackets: str = "()") -> int:
+    """Return where the bracket closes that is open in front of ``start``; -1 where none does."""
     depth = 1
-    for found in re.compile("[()]").finditer(masked, start):
-        depth += 1 if found[0] == "(" else -1
+    for found in re.compile(f"[{brackets}]").finditer(masked, start):
+        depth += 1 if found[0] == brackets[0] else -1
         if not depth:
             return found.start()
     return -1

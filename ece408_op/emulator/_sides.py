@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from ece408_op.runtime.source_text import mask
 
 from ._errors import CompileError, UnsupportedCodeError
+from ._rewrite import CUDA, closing
 
-_CUDA = Path(__file__).parent / "cuda"
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\[^\n]|\\\n)*", re.MULTILINE)
 #: Braces behind these words hold declarations of the file's own level.
 _TRANSPARENT = re.compile(r'\bnamespace\b[\w\s:]*\Z|\bextern\s+(?:"C"|   )\s*\Z')
@@ -140,25 +139,15 @@ def _declarations(masked: str) -> Iterator[tuple[str, int, str]]:
         if found[0] != "{":
             yield head, found.start(), ""
         elif not _TRANSPARENT.search(head):
-            i = _closing(masked, found.start())
+            i = closing(masked, found.end(), "{}") + 1 or len(masked)
             if "=" in head and not _FUNCTION.search(head):  # an initialiser, which belongs to the head
                 continue
             yield head, found.start(), masked[found.start() : i]
         start = i
 
 
-def _closing(masked: str, at: int) -> int:
-    """Return the end of the block that begins there."""
-    depth = 0
-    for found in re.compile(r"[{}]").finditer(masked, at):
-        depth += 1 if found[0] == "{" else -1
-        if not depth:
-            return found.end()
-    return len(masked)
-
-
 @cache
 def _known() -> frozenset[str]:
     """Names of functions that CUDA has too."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(_CUDA.glob("*.h")))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(CUDA.glob("*.h")))
     return frozenset(re.findall(r"\b([A-Za-z_]\w*)\s*\(", text)) | {"max", "min", "abs"}
