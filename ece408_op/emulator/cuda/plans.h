@@ -25,8 +25,15 @@ typedef unsigned long long Barrier;
 typedef unsigned long long Descriptor;
 
 inline unsigned shared_address(const void *p) { return __cvta_generic_to_shared(p); }
-inline void wait_for_previous_grid() {}
-inline void allow_next_grid() {}
+
+// Without an effect here, as copies and products are done at once. The number is of pending groups, or of registers.
+#define ECE408_NOTHING(name) template <int = 0> inline void name() {}
+ECE408_NOTHING(wait_for_previous_grid) ECE408_NOTHING(allow_next_grid)
+ECE408_NOTHING(copy_async_commit) ECE408_NOTHING(copy_async_wait)
+ECE408_NOTHING(bulk_store_commit) ECE408_NOTHING(bulk_store_wait_read) ECE408_NOTHING(bulk_store_wait)
+ECE408_NOTHING(wgmma_fence) ECE408_NOTHING(wgmma_commit) ECE408_NOTHING(wgmma_wait)
+ECE408_NOTHING(fence_async_proxy) ECE408_NOTHING(raise_registers) ECE408_NOTHING(lower_registers)
+#undef ECE408_NOTHING
 
 using emulator::named_barrier;
 
@@ -63,19 +70,11 @@ inline void copy_bytes(float *to, const float *from, int bytes, int alignment) {
 }
 template <int FLOATS>
 inline void copy_async(float *to, const float *from) { copy_bytes(to, from, 4 * FLOATS, 4 * FLOATS); }
-inline void copy_async_commit() {}
-template <int PENDING = 0>
-inline void copy_async_wait() {}
 inline void store_if(bool condition, uint4 *to, const uint4 &value) {
     if (condition) *to = value;
 }
 inline void bulk_load(float *to, const float *from, int bytes, Barrier *) { copy_bytes(to, from, bytes, 16); }
 inline void bulk_store(float *to, const float *from, int bytes) { copy_bytes(to, from, bytes, 16); }
-inline void bulk_store_commit() {}
-template <int PENDING = 0>
-inline void bulk_store_wait_read() {}
-inline void bulk_store_wait() {}
-inline void fence_async_proxy() {}
 
 inline unsigned to_fp16x2(float first, float second) {
     return ptx::half_bits(first) | unsigned(ptx::half_bits(second)) << 16;
@@ -100,17 +99,9 @@ ECE408_PLAIN inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsi
     mma_fp16(d, *reinterpret_cast<const unsigned(*)[4]>(a), b0, b1);
 }
 using emulator::wgmma;
-inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-template <int PENDING>
-inline void wgmma_wait() {}
 inline Descriptor matrix_descriptor(unsigned address, int leading, int stride) {
     return (address >> 4) | Descriptor(leading >> 4) << 16 | Descriptor(stride >> 4) << 32;
 }
-template <int REGISTERS>
-inline void raise_registers() {}
-template <int REGISTERS>
-inline void lower_registers() {}
 template <typename T>
 inline void hide_from_compiler(T &) {}
 
