@@ -25,48 +25,44 @@ inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
 inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
 
-// Matrices of 8 x 8 halves: each lane has the address of a row, and gets two neighbours of a row, or of a column.
+// Matrices of 8 x 8 halves: each lane has the address of a row, and gets two neighbours of a row, or of a column, of each.
 // Findings name the kernel's line of an access only where all functions around it are inlined.
-template <int MATRICES, bool COLUMNS>
-static __forceinline__ void load_matrices(unsigned (&d)[4], unsigned address) {
+template <bool COLUMNS, typename... Words>
+static __forceinline__ void load_matrices(unsigned address, Words &...d) {
     unsigned long long rows[32];
     gather(~0u, address, rows);
-    const int lane = lane_number();
-    if (lane < 8 * MATRICES && address % 16) misaligned();
+    const int lane = lane_number(), own = lane / 4, first = lane % 4 * 2;
+    if (lane < int(8 * sizeof...(d)) && address % 16) misaligned();
     const auto element = [&](int row, int column) -> unsigned {
         return static_cast<const unsigned short *>(shared_pointer(unsigned(rows[row])))[column];
     };
-    for (int i = 0; i < MATRICES; i++) {
-        const int own = lane / 4, first = lane % 4 * 2;
-        d[i] = COLUMNS ? element(8 * i + first, own) | element(8 * i + first + 1, own) << 16
-                       : static_cast<const unsigned *>(shared_pointer(unsigned(rows[8 * i + own])))[lane % 4];
-    }
+    int row = 0;  // the first one of the next matrix
+    const auto load = [&](unsigned &word) __attribute__((always_inline)) {
+        word = COLUMNS ? element(row + first, own) | element(row + first + 1, own) << 16
+                       : static_cast<const unsigned *>(shared_pointer(unsigned(rows[row + own])))[lane % 4];
+        row += 8;
+    };
+    (load(d), ...);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x1_shared_b16(unsigned &d0, unsigned address) {
-    unsigned d[4];
-    load_matrices<1, false>(d, address), d0 = d[0];
+    load_matrices<false>(address, d0);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x1_trans_shared_b16(unsigned &d0, unsigned address) {
-    unsigned d[4];
-    load_matrices<1, true>(d, address), d0 = d[0];
+    load_matrices<true>(address, d0);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x2_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
-    unsigned d[4];
-    load_matrices<2, false>(d, address), d0 = d[0], d1 = d[1];
+    load_matrices<false>(address, d0, d1);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x2_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned address) {
-    unsigned d[4];
-    load_matrices<2, true>(d, address), d0 = d[0], d1 = d[1];
+    load_matrices<true>(address, d0, d1);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2,
                                                               unsigned &d3, unsigned address) {
-    unsigned d[4];
-    load_matrices<4, false>(d, address), d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+    load_matrices<false>(address, d0, d1, d2, d3);
 }
 __forceinline__ void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &d0, unsigned &d1, unsigned &d2,
                                                                     unsigned &d3, unsigned address) {
-    unsigned d[4];
-    load_matrices<4, true>(d, address), d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+    load_matrices<true>(address, d0, d1, d2, d3);
 }
 
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
