@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "control_flow.h"
+#include "internal.h"
 
 namespace emulator {
 

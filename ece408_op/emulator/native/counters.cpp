@@ -1,12 +1,12 @@
 // What a GPU's load and store units would do: the accesses of a warp's lanes, joined into requests.
 //
 // Each lane's events wait in its own queue. A step takes the lanes that are at the lowest place of the program's control
-// flow (control_flow.h), those deeper in calls first. Accesses of one step are one request.
+// flow (control_flow.cpp), those deeper in calls first. Accesses of one step are one request.
 #include <algorithm>
 #include <cstdio>
 #include <unordered_map>
 
-#include "control_flow.h"
+#include "internal.h"
 
 namespace emulator {
 

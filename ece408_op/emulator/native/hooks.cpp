@@ -1,7 +1,7 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
 #include <cstdio>
 
-#include "control_flow.h"
+#include "internal.h"
 
 namespace emulator {
 
@@ -49,6 +49,14 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
     add(threads[current], last_code, operation, bytes, address);
 }
 
+void hook_volatile(void *pointer, int bytes, Operation operation, const void *code) {
+    if (operation == READ) may_receive();
+    else may_pass_on();
+    in_volatile = true;
+    hook(pointer, bytes, operation, code);
+    in_volatile = false;
+}
+
 }  // namespace
 
 void access(const void *address, int bytes, Operation operation, const void *code) {
@@ -62,23 +70,13 @@ void count_access(const void *address, int bytes, Operation operation, const voi
 
 using namespace emulator;
 #define HERE __builtin_return_address(0)
-#define HOOKS(n)                                                                        \
-    extern "C" void __tsan_read##n(void *p) { hook(p, n, READ, HERE); }                  \
-    extern "C" void __tsan_write##n(void *p) { hook(p, n, WRITE, HERE); }                \
-    extern "C" void __tsan_unaligned_read##n(void *p) { hook(p, n, READ, HERE); }        \
-    extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }      \
-    extern "C" void __tsan_volatile_read##n(void *p) {                                   \
-        may_receive();                                                                   \
-        in_volatile = true;                                                              \
-        hook(p, n, READ, HERE);                                                          \
-        in_volatile = false;                                                             \
-    }                                                                                    \
-    extern "C" void __tsan_volatile_write##n(void *p) {                                  \
-        may_pass_on();                                                                   \
-        in_volatile = true;                                                              \
-        hook(p, n, WRITE, HERE);                                                         \
-        in_volatile = false;                                                             \
-    }
+#define HOOKS(n)                                                                          \
+    extern "C" void __tsan_read##n(void *p) { hook(p, n, READ, HERE); }                   \
+    extern "C" void __tsan_write##n(void *p) { hook(p, n, WRITE, HERE); }                 \
+    extern "C" void __tsan_unaligned_read##n(void *p) { hook(p, n, READ, HERE); }         \
+    extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }       \
+    extern "C" void __tsan_volatile_read##n(void *p) { hook_volatile(p, n, READ, HERE); } \
+    extern "C" void __tsan_volatile_write##n(void *p) { hook_volatile(p, n, WRITE, HERE); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 static void range(void *p, long bytes, Operation operation, const void *code) {
     for (long i = 0; i < bytes; i += 4) hook(static_cast<char *>(p) + i, bytes - i < 4 ? 1 : 4, operation, code);

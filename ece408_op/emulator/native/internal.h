@@ -1,6 +1,7 @@
 // What the files of the runtime share among themselves.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "machine.h"
@@ -100,6 +101,17 @@ void check_overwrites();  // once the last write has happened
 void may_receive();  // values that other blocks have written
 void may_pass_on();  // values to other blocks
 extern bool in_volatile;
+
+// control_flow.cpp: where lanes reconverge after a branch or a loop
+void found_edge(uint32_t from, uint32_t to);  // between two basic blocks of one call; from 0: into a function
+void order_blocks();  // again, if there are new edges
+// Where a lane is: numbers that are compared one after the other.
+struct Place {
+    std::vector<int> numbers;
+    std::vector<std::pair<int, int>> loops;  // that it is in, with its iteration of each
+    uint64_t hash = 0;
+    void enter(uint32_t block);
+};
 
 // counters.cpp
 void merge(int warp);
