@@ -288,6 +288,14 @@ class Loop:
     values: list[Value]
 
 
+@dataclass
+class Repetition:
+    """A loop under construction: the ``values`` that an iteration passes to the next one, if ``again`` holds."""
+
+    values: list[Value]
+    again: Value
+
+
 class Function:
     """A function without a result, under construction inside ``with Function(...) as f``.
 
@@ -358,19 +366,28 @@ class Function:
         if isinstance(count, int) and count == 1:
             yield Loop(self.const(0), list(values))
             return
+        with self.repeat([self.const(0), *values]) as repetition:
+            index, *carried = repetition.values
+            loop = Loop(index, carried)
+            yield loop
+            following = Value(self, self.b.add(index.ir, ir.Constant(I64, 1), flags=["nuw", "nsw"]))
+            repetition.values, repetition.again = [following, *loop.values], following.below(count)
+
+    @contextmanager
+    def repeat(self, values: Sequence[Value]) -> Iterator[Repetition]:
+        """Emit a loop around the code that is built inside, which sets the next iteration's values and ``again``."""
         b, before = self.b, self.b.block
         body, after = b.append_basic_block("body"), b.append_basic_block("after")
         b.branch(body)
         b.position_at_end(body)
-        index, *phis = (b.phi(kind) for kind in (I64, *(value.ir.type for value in values)))
-        for phi, start in zip((index, *phis), (self.const(0), *values)):
+        phis = [b.phi(value.ir.type) for value in values]
+        for phi, start in zip(phis, values):
             phi.add_incoming(start.ir, before)
-        loop = Loop(Value(self, index), [Value(self, phi) for phi in phis])
-        yield loop
-        following = Value(self, b.add(index, ir.Constant(I64, 1), flags=["nuw", "nsw"]))
-        for phi, value in zip((index, *phis), (following, *loop.values)):
+        repetition = Repetition([Value(self, phi) for phi in phis], Value(self, ir.Constant(ir.IntType(1), 0)))
+        yield repetition
+        for phi, value in zip(phis, repetition.values):
             phi.add_incoming(value.ir, b.block)
-        b.cbranch(following.below(count).ir, body, after)
+        b.cbranch(repetition.again.ir, body, after)
         b.position_at_end(after)
 
     def nontemporal_fence(self) -> None:

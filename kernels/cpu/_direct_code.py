@@ -144,16 +144,6 @@ class _Unit(NamedTuple):
     done: Value
 
 
-def _unit(plan: DirectPlan, x: Value, y: Value, number: Value) -> _Unit:
-    """Emit the addresses and sizes of unit ``number`` of the image at x and y."""
-    layer = plan.layer
-    band, number_in_band = number // plan.pass_count, number % plan.pass_count
-    row = (band * plan.rows).min(layer.output_height - plan.rows)
-    done, end = ((number_in_band + n) * layer.channels // plan.pass_count for n in range(2))
-    pixels = done * (layer.height * layer.width) + row * layer.width
-    return _Unit(x[pixels], y[row * layer.output_width], end - done, done)
-
-
 def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:
     """Build the function that computes one unit, whose shifted rows are complete; its arguments are as in ``_tile``.
 
@@ -188,43 +178,44 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
     ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch, after the plan's scratch. The
     last arguments are those of ``_ir.claimed_images``.
     """
-    module = Module("direct", target)
+    layer, module = plan.layer, Module("direct", target)
     shift = _shift(module, plan)
     compute = _compute(module, plan, nontemporal)
     pool = _tanh_pool.build(module, pooling) if pooling else None
-    y_size = pooling.size if pooling else math.prod(plan.layer.y_shape[1:])
-    x_size = math.prod(plan.layer.x_shape[1:])
+    y_size = pooling.size if pooling else math.prod(layer.y_shape[1:])
+    x_size = math.prod(layer.x_shape[1:])
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
+        stage = scratch[plan.scratch]  # an image's convolution, if pooling follows
 
-        def unit_of(image: Value, number: Value, to: Value) -> _Unit:
-            return _unit(plan, x[image * x_size], to, number)
+        def unit_of(number: Value) -> _Unit:
+            """Emit the addresses and sizes of a unit, counted from the first unit of image 0 on."""
+            image, in_image = number // plan.units, number % plan.units
+            band, in_band = in_image // plan.pass_count, in_image % plan.pass_count
+            row = (band * plan.rows).min(layer.output_height - plan.rows)
+            done, end = ((in_band + n) * layer.channels // plan.pass_count for n in range(2))
+            pixels = image * x_size + done * (layer.height * layer.width) + row * layer.width
+            outputs = stage if pool else y[image * y_size]
+            return _Unit(x[pixels], outputs[row * layer.output_width], end - done, done)
 
-        def before(first: Value) -> list[Value]:
-            if plan.in_place:
-                return []
-            unit = unit_of(first, f.const(0), y)
-            shift(unit.x, scratch, 0, unit.channels)
-            return [scratch, scratch[plan.copies]]
-
-        with claimed_images(counter, images, most, parts, before) as each:
-            to_y = scratch[plan.scratch] if pool else y[each.image * y_size]
-            with f.loop(plan.units, each.values) as loop:
-                unit, number = unit_of(each.image, loop.index, to_y), loop.index + 1
-                last = number.equals(plan.units)
-                after = unit_of(last.select(each.following, each.image), last.select(0, number), y)
-                # If the thread's next image is not the following image, the prefetch is useless, but harmless.
-                two_on = loop.index + 2
-                later = unit_of(each.image + two_on // plan.units, two_on % plan.units, y)
-                shifted, to = (unit.x, unit.x) if plan.in_place else loop.values
-                ahead = (~last | each.has_next).select(after.channels, 0)
+        with claimed_images(counter, images, most, parts) as (first, count):
+            begin, copies = first * plan.units, [] if plan.in_place else [scratch, scratch[plan.copies]]
+            if copies:
+                unit = unit_of(begin)
+                shift(unit.x, scratch, 0, unit.channels)
+            with f.loop(count * plan.units, copies) as loop:
+                number = begin + loop.index
+                # If another thread has the next images, their prefetch is useless, but harmless.
+                unit, after, later = (unit_of(number + n) for n in range(3))
+                shifted, to = loop.values or (unit.x, unit.x)
+                ahead = (loop.index + 1 < count * plan.units).select(after.channels, 0)
                 compute(w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead)
-                if not plan.in_place:
+                if copies:
                     shift(after.x, to, unit.channels, ahead)  # of a channel more than this unit has
                     loop.values = [to, shifted]
-            each.values = loop.values
-            if pool:
-                pool(to_y, y[each.image * y_size])
+                if pool:
+                    with f.when(((number + 1) % plan.units).equals(0)):
+                        pool(stage, y[number // plan.units * y_size])
         if nontemporal:
             f.nontemporal_fence()
     return f

@@ -173,9 +173,13 @@ def build(plan: FilterPlan, target: Cpu) -> Function:
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
         bands = ceil_div(layer.output_height, plan.rows)
-        with claimed_images(counter, images, most, parts) as each, f.range(bands) as band:
-            row = (band * plan.rows).min(layer.output_height - plan.rows)
-            here = x[each.image * x_size][row * layer.width]
-            to = y[each.image * y_size][row * layer.output_width]
-            rows(here, w, to, scratch, x[each.following * x_size], band)
+        with (
+            claimed_images(counter, images, most, parts) as (first, count),
+            f.range(count) as n,
+            f.range(bands) as band,
+        ):
+            image, row = first + n, (band * plan.rows).min(layer.output_height - plan.rows)
+            here = x[image * x_size][row * layer.width]
+            to = y[image * y_size][row * layer.output_width]
+            rows(here, w, to, scratch, x[(image + 1) * x_size], band)
     return f

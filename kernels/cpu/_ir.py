@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 from llvmlite import ir
 
 from ece408_op.runtime.launch import ceil_div, round_up
-from ece408_op.runtime.llvm import F64, I32, I64, VOID, Function, Operand, Value
+from ece408_op.runtime.llvm import F64, I32, VOID, Function, Operand, Value
 
 #: Floats in a cache line.
 LINE_FLOATS = 16
@@ -157,70 +155,24 @@ def each_part(f: Function, pieces: Partition) -> Iterator[tuple[int, Value, Valu
         number += count
 
 
-@dataclass
-class ClaimedImage:
-    """One iteration: the image's index, the index of the thread's next image, whether that exists, carried values."""
-
-    image: Value
-    following: Value
-    has_next: Value
-    values: Sequence[Value]
-
-
 @contextmanager
-def claimed_images(
-    counter: Value,
-    images: Value,
-    most: Operand,
-    parts: Operand,
-    before: Callable[[Value], Sequence[Value]] = lambda first: [],
-) -> Iterator[ClaimedImage]:
-    """Emit a loop over the images that this thread claims from the shared counter.
+def claimed_images(counter: Value, images: Value, most: Operand, parts: Operand) -> Iterator[tuple[Value, Value]]:
+    """Emit a loop over the ranges (first, count) of images that this thread claims from the shared counter.
 
     A thread claims a ``parts``-th of the remaining images, at most ``most`` and at least one (guided self-scheduling).
-    ``before`` gets the first image's index, emits the code before the loop, and returns the values that iterations
-    carry in ``values``. On exit the builder is positioned after the loop.
     """
     f, b = counter.f, counter.f.b
-    begin, each, claim, ready, finish = (
-        b.append_basic_block(word) for word in ("begin", "each", "claim", "ready", "finish")
-    )
 
-    def claim_some() -> tuple[Value, Value]:
+    def claim() -> list[Value]:
         left = images - Value(f, b.load_atomic(counter.ir, "monotonic", align=8))
         some = Value(f, b.sdiv(left.ir, left._operand(parts))).min(most)
         some = (some < 1).select(1, some)
         first = Value(f, b.atomic_rmw("add", counter.ir, some.ir, "monotonic"))
-        return first, (first + some).min(images)
+        return [first, (images - first).min(some)]
 
-    first, first_end = claim_some()
-    b.cbranch((first < images).ir, begin, finish)
-
-    b.position_at_end(begin)
-    start = [first, first_end, *before(first)]
-    started = b.block
-    b.branch(each)
-
-    b.position_at_end(each)
-    phis = [b.phi(value.ir.type) for value in start]
-    for phi, value in zip(phis, start):
-        phi.add_incoming(value.ir, started)
-    image, end, *carried = (Value(f, phi) for phi in phis)
-    following = image + 1
-    b.cbranch((following < end).ir, ready, claim)
-
-    b.position_at_end(claim)
-    claimed, claimed_end = claim_some()
-    b.branch(ready)
-
-    b.position_at_end(ready)
-    next_image, next_end = b.phi(I64), b.phi(I64)
-    for phi, values in ((next_image, (following, claimed)), (next_end, (end, claimed_end))):
-        for value, block in zip(values, (each, claim)):
-            phi.add_incoming(value.ir, block)
-    loop = ClaimedImage(image, Value(f, next_image), Value(f, next_image) < images, carried)
-    yield loop
-    for phi, value in zip(phis, (next_image, next_end, *(value.ir for value in loop.values))):
-        phi.add_incoming(value, b.block)
-    b.cbranch(loop.has_next.ir, each, finish)
-    b.position_at_end(finish)
+    start = claim()
+    with f.when(start[1] > 0), f.repeat(start) as loop:
+        first, count = loop.values
+        yield first, count
+        loop.values = claim()
+        loop.again = loop.values[1] > 0

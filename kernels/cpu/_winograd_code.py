@@ -227,19 +227,17 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
         def first_image(group: Value) -> Value:
             return (group * lanes).min(batch - lanes)
 
-        def clear_padding(first: Value) -> list[Value]:
-            # Zero the columns beyond the image's width: forms read them, but no output uses the result.
-            with f.range(RAW_ROWS * layer.channels) as line, f.range(plan.raw_width - layer.width) as column:
-                padding = raw[line * (plan.raw_width * lanes) + column * lanes + layer.width * lanes]
-                padding.store(f.vector(0.0), aligned=True)
-            return []
-
-        with claimed_images(counter, groups, most, parts, clear_padding) as each:
-            images, following = (x[first_image(group) * image_size] for group in (each.image, each.following))
-            y_images, total = y[first_image(each.image) * math.prod(layer.y_shape[1:])], found[each.image * (2 * lanes)]
+        # Zero the columns beyond the image's width: forms read them, but no output uses the result.
+        with f.range(RAW_ROWS * layer.channels) as line, f.range(plan.raw_width - layer.width) as column:
+            padding = raw[line * (plan.raw_width * lanes) + column * lanes + layer.width * lanes]
+            padding.store(f.vector(0.0), aligned=True)
+        with claimed_images(counter, groups, most, parts) as (first, count), f.range(count) as n:
+            group = first + n
+            images, following = (x[first_image(each) * image_size] for each in (group, group + 1))
+            y_images, total = y[first_image(group) * math.prod(layer.y_shape[1:])], found[group * (2 * lanes)]
             zeros = total[lanes]
-            for count in (total, zeros):
-                count.store(f.vector(0.0), aligned=True)
+            for each in (total, zeros):
+                each.store(f.vector(0.0), aligned=True)
 
             def make_row(number: Value, new: Value) -> None:
                 to = scratch[number % plan.ring * plan.row_stride + offsets["ring"]]

@@ -138,22 +138,15 @@ class _Segment(NamedTuple):
 @contextmanager
 def _segments(f: Function, plan: GemmPlan, first: Value, count: Value) -> Iterator[_Segment]:
     """Emit a loop over the segments, in order, of the panel of ``count`` tiles from tile ``first`` on."""
-    b = f.b
-    before, body, after = b.block, b.append_basic_block("segment"), b.append_basic_block("after")
-    b.branch(body)
-    b.position_at_end(body)
-    phi = b.phi(I64)
-    phi.add_incoming(ir.Constant(I64, 0), before)
-    start = Value(f, phi)
-    number = first + start
-    in_image = number % plan.tiles
-    column = in_image % plan.tile_columns
-    tiles = (plan.tile_columns - column).min(count - start)
-    yield _Segment(start, number // plan.tiles, in_image // plan.tile_columns, column, tiles)
-    following = start + tiles
-    phi.add_incoming(following.ir, b.block)
-    b.cbranch((following < count).ir, body, after)
-    b.position_at_end(after)
+    with f.repeat([f.const(0)]) as loop:
+        (start,) = loop.values
+        number = first + start
+        in_image = number % plan.tiles
+        column = in_image % plan.tile_columns
+        tiles = (plan.tile_columns - column).min(count - start)
+        yield _Segment(start, number // plan.tiles, in_image // plan.tile_columns, column, tiles)
+        loop.values = [start + tiles]
+        loop.again = loop.values[0] < count
 
 
 def _vectors(floats: Value, lanes: int) -> Value:
@@ -288,10 +281,10 @@ def build(plan: GemmPlan, target: Cpu) -> Function:
         x, w, y, scratch, counter, found, tiles, vectors, panels = f.arguments
         inputs = scratch[5 * plan.row_stride]
         products = inputs[FORMS * plan.form_strides[0]]
-        with claimed_images(counter, panels, 1, 1) as each:
-            begin = vectors * each.image // panels
-            size = vectors * (each.image + 1) // panels - begin
-            first, flags = begin * lanes, found[each.image * lanes]
+        with claimed_images(counter, panels, 1, 1) as (panel, _):
+            begin = vectors * panel // panels
+            size = vectors * (panel + 1) // panels - begin
+            first, flags = begin * lanes, found[panel * lanes]
             count = (size * lanes).min(tiles - first)
             flags.store(f.vector(0.0))
             fill(x, scratch, inputs, first, count)
