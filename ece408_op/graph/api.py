@@ -224,7 +224,11 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     """Return the shapes of the Convolutions' weights by node name, () if unknown, from parameters or by inference."""
     inferred: dict[str, tuple[int, ...]] = {}
     convolutions = [node for node in graph.nodes if node.op == _replacement.CONVOLUTION]
-    if not known:
+    if convolutions and not known:
+        # Without the layers behind them: MXNet cannot infer a FullyConnected of an image of unknown size.
+        names, internals = {f"{node.name}_output" for node in convolutions}, symbol.get_internals()
+        places = (place for place, name in enumerate(internals.list_outputs()) if name in names)
+        symbol = mx.sym.Group([internals[place] for place in places])
         arguments = symbol.list_arguments()
         images = {"data", *(graph.nodes[node.inputs[0].node].name for node in convolutions)}.intersection(arguments)
         unknown = -1 if mx.util.is_np_shape() else 0

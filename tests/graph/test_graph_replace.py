@@ -325,12 +325,13 @@ def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, k
 
 
 def test_layers_of_one_input_are_known_beside_inputs_of_other_dimensions():
-    """A text with a 1-D convolution, and a matrix named as the image is by default."""
+    """A text with a 1-D convolution, and a matrix named as the image is by default; a classifier follows the layers."""
     text = mx.sym.Convolution(mx.sym.Variable("text"), kernel=(3,), num_filter=4, no_bias=True, name="text0")
     matrix = mx.sym.transpose(mx.sym.Variable("data"), axes=(1, 0))
     for image, other in (("data", text), ("image", text), ("image", matrix)):
         first = conv(mx.sym.Variable(image), num_filter=32, name="a")
         slower = conv(first, kernel=(1, 1), num_filter=64, name="b")
-        result = ece408_op.replace_convolution(mx.sym.Group([slower, other]), where="faster")
+        classes = mx.sym.FullyConnected(slower, num_hidden=3)
+        result = ece408_op.replace_convolution(mx.sym.Group([classes, other]), where="faster")
         assert list(result.replaced) == ["a"]
         assert result.left["b"] == "MXNet's own Convolution is expected to be faster"
