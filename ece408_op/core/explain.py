@@ -33,6 +33,8 @@ _UNWRITTEN_SHARE = 0.9
 _ROUNDED_SHARE = 0.3
 #: The share of results that are no whole numbers, from which an output of whole numbers is an int's.
 _WHOLE_SHARE = 0.9
+#: Behind images that are not written, where the next images are not known.
+_MORE = " (and maybe more)"
 #: The fewest elements whose errors are averaged.
 _SAMPLE_SIZE = 100
 
@@ -185,9 +187,10 @@ def explain(
 
 def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, str, int]:
     """Return the mistake that all values of an output show, or all but few, as ``_best``."""
-    others = int((case.y != 0).sum())
+    value = np.sort(case.y, None)[case.y.size // 2]
+    others = int((case.y != value).sum())
     if others <= few:
-        return "zeros", "Your output is 0 everywhere", others
+        return "zeros" if value == 0 else "constant", f"Your output is {value:g} everywhere", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
         text = "Your output holds only whole numbers: a sum or one of its terms is an int"
@@ -277,7 +280,9 @@ def _region(case: Case, unwritten: np.ndarray, wrong: np.ndarray, first: int, im
     first: the number of the first image among all ``images``.
     """
     if np.array_equal(case.y, case.before, equal_nan=True):  # a sparse image has elements that are right nevertheless
-        return ("", "") if first else (NOTHING_WRITTEN, "any element of y")
+        if not first:
+            return NOTHING_WRITTEN, "any element of y"
+        return "unwritten", _numbered("image", first + np.arange(len(unwritten)), images) + _MORE
     if unwritten.mean() > _UNWRITTEN_SHARE and wrong.all() and not first:
         return NOTHING_WRITTEN, "any element of y"
     # An element whose exact result is what y held before seems written: at first, none does.
@@ -289,7 +294,8 @@ def _region(case: Case, unwritten: np.ndarray, wrong: np.ndarray, first: int, im
             which, count = np.flatnonzero(unwritten.mean(others) > most), unwritten.shape[axis]
             if 0 < len(which) < count:
                 rest[(slice(None),) * axis + (which,)] = False
-                parts.append(_numbered(name, which, count) if axis else _numbered(name, which + first, images))
+                more = _MORE if which[-1] == count - 1 and first + count < images else ""
+                parts.append(_numbered(name, which, count) if axis else _numbered(name, which + first, images) + more)
                 hint = hint or _tile_hint(name, which, count)
         if parts and not rest.any() and not (behind and len(parts) > 1):
             return "unwritten_tile" if hint else "unwritten", f"{' and '.join(parts)}{hint}"

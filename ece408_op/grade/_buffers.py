@@ -218,7 +218,7 @@ class Buffers(Arrays):
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
         """Explain errors of the copied output, which held ``before``: of the first images or those near ``worst``."""
         found = []
-        for first in sorted({0, max(0, min(worst - 1, self.problem.batch - _EXPLAINED))}, reverse=True):
+        for first in sorted({0, max(0, min(worst - 1, self.problem.batch - _EXPLAINED))}):
             some = slice(first, first + _EXPLAINED)
             x, w, y = (one.get() if self.gpu else one for one in (self._x[some], self._w, self.copied[some]))
             found.append(explain(x, w, y, before, source, (first, self.problem.batch)))

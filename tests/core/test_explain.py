@@ -200,8 +200,9 @@ def test_few_elements_that_are_right_are_not_called_unwritten() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "first", "where"),
-    [([0], 7, "image 7 of 19"), ([2, 3], 0, "images 2 to 3 of 19"), ([1, 2, 3], 15, "images 16 to 18 of 19"),
-     ([3], 15, "the last image"), ([0, 1, 2, 3], 0, "any element of y")],
+    [([0], 7, "image 7 of 19"), ([2, 3], 0, "images 2 to 3 of 19 (and maybe more)"),
+     ([1, 2, 3], 15, "images 16 to 18 of 19"), ([3], 15, "the last image"), ([0, 1, 2, 3], 0, "any element of y"),
+     ([0, 1, 2, 3], 15, "images 15 to 18 of 19 (and maybe more)")],
 )  # fmt: skip
 def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(missing, first, where) -> None:
     p = ConvProblem(4, 2, 9, 8, 3, 3)
@@ -211,21 +212,22 @@ def test_images_that_are_missing_have_their_numbers_in_the_whole_batch(missing, 
     assert explain(x, w, y, BEFORE, part_of=(first, 19)).sentence == f"Your code does not write {where}"
 
 
-@pytest.mark.parametrize(("first", "said"), [(0, "any element of y"), (1, "")])
+@pytest.mark.parametrize(("first", "said"), [(0, "any element of y"), (1, "images 1 to 4 of 1000 (and maybe more)")])
 def test_elements_of_sparse_images_that_are_right_are_not_called_written(first: int, said: str) -> None:
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((4, 1, 12, 12), np.float32), rng.standard_normal((3, 1, 3, 3), np.float32)
     x[0, 0, :, 3:] = x[1, 0, 4:] = 0
     found = explain(x, w, np.zeros((4, 3, 10, 10), np.float32), part_of=(first, 1000))
-    assert found.sentence == (said and f"Your code does not write {said}")
+    assert found.sentence == f"Your code does not write {said}"
 
 
-@pytest.mark.parametrize("channels", [1, 3])  # without its last channel, the convolution of one has zeros alone
-def test_zeros_but_for_a_few_elements_are_no_other_mistake(channels: int) -> None:
+# Without its last channel, the convolution of one has zeros alone.
+@pytest.mark.parametrize(("channels", "value"), [(1, "0"), (3, "0"), (3, "7"), (3, "0.5"), (1, "inf")])
+def test_one_value_but_for_a_few_elements_is_no_other_mistake(channels: int, value: str) -> None:
     x, w = inputs(p := ConvProblem(2, channels, 9, 9, 3, 3))
-    y = np.zeros(p.y_shape, np.float32)
+    y = np.full(p.y_shape, value, np.float32)
     y[:, 1, 0, 0] = 9
-    assert explain(x, w, y, BEFORE).summary == "Your output is 0 everywhere (but for 2 elements)"
+    assert explain(x, w, y, BEFORE).summary == f"Your output is {value} everywhere (but for 2 elements)"
 
 
 def test_noise_is_not_explained() -> None:

@@ -329,10 +329,14 @@ def test_a_wrong_image_is_explained_with_its_number_and_the_first_ones_tell_of_a
     with Buffers(problem) as buffers:
         buffers.draw(WHOLE, np.random.default_rng(5))
         exact = buffers.exact(buffers._x, buffers._w)
-        for changed, words in ((slice(7, 8), "image 7 of 19"), (slice(16, 19), "images 16 to 18 of 19")):
+        more = " (and maybe more)"
+        for changed, worst, words in (
+            (slice(7, 8), 7, "image 7 of 19"), (slice(16, 19), 16, "images 16 to 18 of 19"),
+            (slice(10, 19), 10, f"images 10 to 12 of 19{more}"), (slice(10, 19), 18, f"images 15 to 18 of 19{more}"),
+            (slice(19), 9, "any element of y"),
+        ):  # fmt: skip
             buffers.copied[...] = exact
             buffers.copied[changed] = 4096.5
-            worst = buffers.outcome(WHOLE, 4096.5).index[0]
             assert buffers.explanation(4096.5, worst, "").sentence == f"Your code does not write {words}"
         buffers.copied[...] = exact
         buffers.copied[18, 2, 6, 5] += 1
