@@ -127,8 +127,9 @@ class OperatorCases:
         w /= 7
         problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(fuse == "tanh_pool_full")
         out = self.array(np.full(problem.y_shape, np.nan, np.float32))
-        self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=self.impl if named else "auto")
-        pooled_case.assert_right(out.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
+        for words in ({"out": out}, {}):
+            y = self.call(self.array(x), self.array(w), fuse=fuse, impl=self.impl if named else "auto", **words)
+            pooled_case.assert_right(y.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
 
     @pytest.mark.parametrize("own", [False, True], ids=["another output", "its own input"])
     @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
@@ -150,12 +151,6 @@ class OperatorCases:
         self.call(self.array(x)[1:4], self.array(w)[3:8], out=whole[1:4])
         assert_right(whole.asnumpy()[1:4], x[1:4], w[3:8])
         assert np.isnan(whole.asnumpy()[[0, 4]]).all()
-
-    def test_a_call_that_reuses_its_input_as_output(self):
-        x, w = values((40, 3, 6, 5), 3, 1)
-        data = self.array(x)
-        self.call(data, self.array(w), out=data)
-        assert_right(data.asnumpy(), x, w)
 
     def test_an_empty_batch_gives_an_empty_output(self):
         with self.mx.util.np_shape(True):

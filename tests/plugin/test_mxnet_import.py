@@ -129,17 +129,10 @@ for _ in range(20):
 
 def test_without_mxnet_one_sentence_says_what_to_install() -> None:
     code = """
-import sys, importlib.util
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-    def find_spec(self, name, path=None, target=None):
-        return None if name == "mxnet" else self.finder.find_spec(name, path, target)
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import importlib.machinery, importlib.util
+PathFinder = importlib.machinery.PathFinder
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name == "mxnet" else find_spec(name, *rest)
 import ece408_op
 assert importlib.util.find_spec("mxnet") is None  # those who ask before they import get their answer
 try:
@@ -162,18 +155,15 @@ for use in (ece408_op.plugin.mxnet_import.load, lambda: ece408_op.New, lambda: e
         assert re.search(r"pip install -e '.*\[cpu\]'", line)
 
 
-NEEDS = "ece408_op.errors.MXNetImportError: MXNet needs the library "
+NEEDS, GONE = "ece408_op.errors.MXNetImportError: MXNet needs the library ", "cannot open shared object file"
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            "libgomp.so.1: cannot open shared object file: No such file",
-            NEEDS + "libgomp.so.1: .*apt-get install libgomp1",
-        ),
-        ("libcudart.so.11.0: cannot open shared object file", NEEDS + r"libcudart.so.11.0: .*\[cu117\]"),
-        ("libcuda.so.1: cannot open shared object file", NEEDS + "libcuda.so.1: .*NVIDIA's driver"),
+        (f"libgomp.so.1: {GONE}: No such file", NEEDS + "libgomp.so.1: .*apt-get install libgomp1"),
+        (f"libcudart.so.11.0: {GONE}", NEEDS + r"libcudart.so.11.0: .*\[cu117\]"),
+        (f"libcuda.so.1: {GONE}", NEEDS + "libcuda.so.1: .*NVIDIA's driver"),
         ("the disk is full", "OSError: the disk is full$"),
     ],
 )

@@ -29,11 +29,6 @@ class TestCpu(OperatorCases):
         return self.mx.cpu()
 
 
-def arrays(batch, channels, height, width, filters, kernel):
-    """Random input and filters, as NumPy arrays."""
-    return values((batch, channels, height, width), filters, kernel)
-
-
 PROBLEM = ConvProblem(17, 2, 11, 19, 5, 3)
 #: The kernels of a forward pass; others compute gradients only.
 IMPLS = [name for name in dispatch.names("cpu") if not dispatch.find(name).not_supported_reasons(PROBLEM)]
@@ -43,7 +38,7 @@ IMPLS = [name for name in dispatch.names("cpu") if not dispatch.find(name).not_s
     "options", [*({"impl": name} for name in IMPLS), {"precision": "tf32"}, {"precision": "fp16"}], ids=str
 )
 def test_every_implementation_by_its_name_and_less_precision(options):
-    x, w = arrays(17, 2, 11, 19, 5, 3)
+    x, w = values((17, 2, 11, 19), 5, 3)
     ece408_op.clear_op_times()
     y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=5, name="layer1", **options)
     assert_right(y.asnumpy(), x, w)
@@ -56,7 +51,7 @@ def test_the_record_is_bounded():
     from ece408_op.plugin import op_times
 
     ece408_op.clear_op_times()
-    x, w = arrays(1, 1, 3, 3, 1, 3)
+    x, w = values((1, 1, 3, 3), 1, 3)
     ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=1).wait_to_read()
     (call,) = ece408_op.op_times()
     for _ in range(op_times.CAPACITY + 5):
@@ -115,7 +110,7 @@ def test_layers_behind_it_while_no_shape_is_known():
 
 @pytest.mark.parametrize(("training", "dtype"), [(True, np.float32), (False, np.float16)])
 def test_a_module_infers_and_takes_parameters_of_either_type(training, dtype):
-    x, w = arrays(4, 1, 9, 9, 3, 3)
+    x, w = values((4, 1, 9, 9), 3, 3)
     w = w.astype(dtype)
     layer = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0")
     module = mx.mod.Module(layer, label_names=None)
@@ -126,7 +121,7 @@ def test_a_module_infers_and_takes_parameters_of_either_type(training, dtype):
 
 
 def test_arrays_and_symbols_of_mx_np():
-    x, w = arrays(3, 2, 9, 8, 5, 3)
+    x, w = values((3, 2, 9, 8), 5, 3)
     with mx.util.np_shape(True), mx.util.np_array(True):
         data, weight = mx.np.array(x), mx.np.array(w)
         y = ece408_op.New(data, weight, kernel=(3, 3), num_filter=5)
@@ -146,7 +141,7 @@ def test_arrays_and_symbols_of_mx_np():
     "mode", [None, {}, {"static_alloc": True, "static_shape": True}], ids=["plain", "hybrid", "static"]
 )
 def test_an_empty_batch_in_a_gluon_network(mode):
-    x, w = arrays(3, 2, 9, 8, 5, 3)
+    x, w = values((3, 2, 9, 8), 5, 3)
     with mx.util.np_shape(True):
         block = mx.gluon.SymbolBlock(
             ece408_op.New(mx.sym.var("data"), mx.sym.var("w"), kernel=(3, 3), num_filter=5),
@@ -165,7 +160,7 @@ def test_a_prefix_stands_in_front_of_the_layers_name_once():
         layer = ece408_op.New(mx.sym.var("data"), kernel=(3, 3), num_filter=5, name="conv")
     assert layer.list_arguments() == ["data", "net_conv_weight"]
     assert layer.list_outputs() == ["net_conv_output"]
-    x, w = arrays(1, 2, 9, 8, 5, 3)
+    x, w = values((1, 2, 9, 8), 5, 3)
     ece408_op.clear_op_times()
     layer.eval(data=mx.nd.array(x), net_conv_weight=mx.nd.array(w))[0].wait_to_read()
     assert [call.layer for call in ece408_op.op_times()] == ["net_conv"]

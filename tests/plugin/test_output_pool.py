@@ -127,22 +127,6 @@ def test_small_and_recorded_calls_and_those_with_an_output_ask_for_none(monkeypa
     assert_right(output, x, w)
 
 
-def test_without_memory_mxnet_makes_the_output(monkeypatch):
-    monkeypatch.setattr(output_pool.OutputPool, "array", lambda pool, shape: None)
-    assert_right(call(*values()), *values())
-
-
-def test_what_is_wrong_is_said_as_ever(monkeypatch):
-    x, w = values()
-    with pytest.raises(mx.MXNetError, match="num_filter"):
-        call(x, w, num_filter=11).wait_to_read()
-    with pytest.raises(mx.MXNetError, match="float32"):
-        mx.nd.Custom(mx.nd.array(x, dtype="float64"), mx.nd.array(w, dtype="float64"), **ATTRIBUTES).wait_to_read()
-    monkeypatch.setenv("ECE408_SIMD", "none")
-    with pytest.raises(mx.MXNetError, match="ECE408_SIMD: expected"):
-        call(x, w).wait_to_read()
-
-
 def test_the_interpreter_ends_with_outputs_alive_and_pending():
     text = f"""
 import ece408_op, mxnet as mx

@@ -109,12 +109,6 @@ def test_arrays_in_a_data_loaders_memory(threads):
     assert call(x, w.as_in_context(mx.cpu())).context == mx.cpu()
 
 
-def test_an_empty_batch(threads):
-    with mx.util.np_shape(True):
-        assert call(mx.nd.zeros((0, 3, 9, 9)), arrays()[1]).shape == (0, 4, 7, 7)
-    assert threads != [HERE]
-
-
 def test_a_call_that_fails_here_fails_in_the_engine_which_reports_it(threads, failures):
     x, w = arrays()
     with pytest.raises(mx.MXNetError, match="failure 2"):
