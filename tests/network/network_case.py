@@ -64,6 +64,12 @@ def ours(symbol, args, aux, data=("data",), way="numpy"):
         return [output.asnumpy() for output in executor.forward(is_train=False)]
 
 
+def updater(rule="gpusgd", **words):
+    """Return a function that updates a parameter, by default with a quarter of its gradient."""
+    words = words or {"learning_rate": 0.25}
+    return mx.optimizer.get_updater(mx.optimizer.create(rule, **words))
+
+
 def wait_until(condition):
     """Wait for a minute at most; threads of MXNet's free operators and arrays."""
     end = time.monotonic() + 60

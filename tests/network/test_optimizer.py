@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from network_case import mx
+from network_case import mx, updater
 from network_fake import Array, no_room
-from test_training import S, assert_close, data, images, module, ndarrays, node_of, steps
+from test_training import S, assert_close, data, images, module, ndarrays, node_of, one_layer, step, steps
 
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
@@ -177,46 +177,32 @@ def test_a_step_without_memory_changes_nothing(way, fails, monkeypatch):
 
 
 @pytest.mark.parametrize("readable", [True, False])
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("place", [(0, 0), (1, 1), slice(1, 2)])
-def test_a_gradient_on_the_gpu_that_is_partly_changed_is_refused(place, step, readable, monkeypatch):
+def test_a_gradient_on_the_gpu_that_is_partly_changed_is_refused(place, steps, readable, monkeypatch):
     monkeypatch.setattr(array_version, "is_readable", lambda: readable)
-    symbol, weight, gradient = S.FullyConnected(data, num_hidden=3, no_bias=True), *(mx.nd.ones((3, 3)) for _ in "wg")
-    (name,) = set(symbol.list_arguments()) - {"data"}
-    node = ece408_op.gpu_network(symbol, {name: weight}, for_training=True, gradients="gpu")[0]
-    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), name: weight}, {name: gradient})
-    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
-    for number in range(step + 1):
-        executor.forward(is_train=True)
-        executor.backward([mx.nd.ones((4, 3))])
+    weight, gradient, update = mx.nd.ones((3, 3)), mx.nd.ones((3, 3)), updater()
+    executor = one_layer(weight, gradient)
+    for number in range(steps):
+        assert (weight.asnumpy() == 1 - number).all()
+        step(executor, [mx.nd.ones((4, 3))])
         mx.nd.waitall()
-        if number == step:
+        if number == steps - 1:
             gradient[place] = 0
         update(0, gradient, weight)
-        if number < step:
-            assert (weight.asnumpy() == -number).all()
     with pytest.raises(ProblemError, match="something changed the arrays"):
         mx.nd.waitall()
-    assert (weight.asnumpy() == 1 - step).all()
+    assert (weight.asnumpy() == 2 - steps).all()
 
 
 def test_an_older_gradient_for_the_same_arrays_is_never_used():
     """It is of another network, and the newer backward pass has overwritten it."""
-    weight, gradient = mx.nd.ones((3, 3)), mx.nd.zeros((3, 3))
-    first = S.FullyConnected(data, S.Variable("w"), num_hidden=3, no_bias=True)
-    for symbol in (first, first * S.Variable("v", shape=(4, 3))):
-        args = {"w": weight, "v": mx.nd.ones((4, 3))}
-        args = {name: args[name] for name in symbol.list_arguments() if name != "data"}
-        node = ece408_op.gpu_network(symbol, args, for_training=True, gradients="gpu")[0]
-        gradients = {"w": gradient, "v": mx.nd.zeros((4, 3))}
-        gradients = {name: gradients[name] for name in args}
-        executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), **args}, gradients)
-        executor.forward(is_train=True)
-        executor.backward([mx.nd.ones((4, 3))])
-        mx.nd.waitall()
-    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
+    weight, gradient, update = mx.nd.ones((3, 3)), mx.nd.zeros((3, 3)), updater()
+    executors = []
+    for x in (data, data * 2):
+        executors.append(step(one_layer(weight, gradient, x), [mx.nd.ones((4, 3))]))
     update(0, gradient, weight)
-    assert (weight.asnumpy() == 0).all()
+    assert (weight.asnumpy() == -1).all()
     update(0, gradient, weight)
     with pytest.raises(ProblemError, match="expected gradients as the network's last backward pass left them"):
         mx.nd.waitall()
@@ -224,13 +210,12 @@ def test_an_older_gradient_for_the_same_arrays_is_never_used():
 
 def test_sgd_without_momentum_keeps_nothing_of_a_step():
     """Not even NaN or infinity: 0 times these is NaN."""
-    weight, gradient = mx.nd.ones((3,)), mx.nd.array([np.nan, np.inf, 1])
-    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.5))
+    weight, gradient, update = mx.nd.ones((3,)), mx.nd.array([np.nan, np.inf, 1]), updater()
     update(0, gradient, weight)
     for array in (weight, gradient):
         array[:] = 1
     update(0, gradient, weight)
-    assert (weight.asnumpy() == 0.5).all()
+    assert (weight.asnumpy() == 0.75).all()
 
 
 def test_wrong_options():
@@ -246,7 +231,7 @@ def test_wrong_options():
 
 
 def test_arrays_that_do_not_fit_are_refused():
-    update, doubles = mx.optimizer.get_updater(mx.optimizer.create("gpusgd")), mx.nd.zeros((3, 2), dtype="float64")
+    update, doubles = updater(), mx.nd.zeros((3, 2), dtype="float64")
     with pytest.raises(ProblemError, match="GpuSGD: expected float32 parameters, dense, in mx.cpu.*got float64"):
         update(0, doubles, doubles)
     rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
@@ -254,7 +239,7 @@ def test_arrays_that_do_not_fit_are_refused():
         with pytest.raises(ProblemError, match="GpuSGD: expected float32 gradients, dense, in mx.cpu.*, of shape"):
             update(0, wrong, mx.nd.ones((3, 2)))
     for rule, shape in (("gpuadam", (3, 2)), ("gpusgd", (2, 2))):
-        other = mx.optimizer.get_updater(mx.optimizer.create(rule))
+        other = updater(rule)
         other.set_states(update.get_states())
         with pytest.raises(ProblemError, match=r"state: expected a state of .*got arrays of the shapes \[\(3, 2\)\]"):
             other(0, mx.nd.ones(shape), mx.nd.ones(shape))
@@ -266,11 +251,7 @@ def test_arrays_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("shared", ["parameters", "one twice", "gradient"])
 def test_parameters_that_share_memory_are_refused(shared):
     """MXNet's engine would wait for ever."""
-    update, arrays, gradients = (
-        mx.optimizer.get_updater(mx.optimizer.create("gpusgd")),
-        mx.nd.ones((2, 3)),
-        mx.nd.ones(3),
-    )
+    update, arrays, gradients = updater(), mx.nd.ones((2, 3)), mx.nd.ones(3)
     weights = {"parameters": [arrays[0], arrays[1]], "one twice": [gradients.copy()] * 2, "gradient": [gradients]}
     several = weights[shared]
     for alone in (False, True, True):  # also where each has been updated by itself
@@ -288,9 +269,8 @@ def test_parameters_that_share_memory_are_refused(shared):
 def test_a_limit_that_is_not_positive_is_none(rule, clip):
     weights = {}
     for name in (rule, f"gpu{rule}"):
-        update = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, clip_gradient=clip))
         weights[name] = mx.nd.ones(3)
-        update(0, mx.nd.array([0.5, -3, 2]), weights[name])
+        updater(name, learning_rate=0.1, clip_gradient=clip)(0, mx.nd.array([0.5, -3, 2]), weights[name])
     assert_close({"": weights[f"gpu{rule}"]}, {"": weights[rule]})
 
 
@@ -299,23 +279,18 @@ def test_forward_passes_before_the_last_update(order):
     """Forward (F), backward (B) and update (U) of two executors with one weight."""
 
     def weight(rule):
-        symbol, shared = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer"), mx.nd.ones((2, 3))
-        if rule == "gpusgd":
-            words = {"for_training": True, "gradients": "gpu"}
-            symbol = ece408_op.gpu_network(symbol, {"layer_weight": shared}, **words)[0]
-        executors = []
+        shared, update, executors = mx.nd.ones((2, 3)), updater(rule, learning_rate=0.25), []
         for number in (1, 2):
-            arrays = {"data": number * mx.nd.ones((4, 3)), "layer_weight": shared}
-            executors.append(symbol.bind(mx.cpu(), arrays, {"layer_weight": mx.nd.zeros((2, 3))}))
-        update = mx.optimizer.get_updater(mx.optimizer.create(rule, learning_rate=0.25))
-        for step, number in order.split():
+            executors.append(one_layer(shared, mx.nd.zeros((2, 3)), on_gpu=rule == "gpusgd"))
+            executors[-1].arg_dict["data"][:] = number
+        for action, number in order.split():
             one = executors[int(number)]
-            if step == "F":
+            if action == "F":
                 one.forward(is_train=True)
-            elif step == "B":
+            elif action == "B":
                 one.backward([mx.nd.ones((4, 2))])
             else:
-                update(0, one.grad_dict["layer_weight"], shared)
+                update(0, one.grad_dict["w"], shared)
             # MXNet's executors do not wait for one another.
             mx.nd.waitall()
         return {"": shared}
@@ -326,20 +301,12 @@ def test_forward_passes_before_the_last_update(order):
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
 def test_gradients_of_networks_that_are_never_updated_do_not_stay(way, monkeypatch):
     monkeypatch.setattr(_gpu_update, "MOST_PASSES", 16)
-    symbol = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer")
-    executors = []
-    for _ in range(20):
-        params = {"layer_weight": mx.nd.ones((2, 3))}
-        node = ece408_op.gpu_network(symbol, params, for_training=True, gradients="gpu")[0]
-        gradients = {"layer_weight": mx.nd.zeros((2, 3))}
-        executors.append(node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), **params}, gradients))
-        executors[-1].forward(is_train=True)
-        executors[-1].backward([mx.nd.ones((4, 2))])
-        mx.nd.waitall()
-    assert len(_gpu_update.pending) == 16
-    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
-    update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
-    assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
+    weights, gradients = ([mx.nd.ones((2, 3)) for _ in range(20)] for _ in range(2))
+    executors = [step(one_layer(*arrays), [mx.nd.ones((4, 2))]) for arrays in zip(weights, gradients)]
+    mx.nd.waitall()
+    assert len(_gpu_update.pending) == 16 < len(executors)
+    updater()(0, gradients[-1], weights[-1])
+    assert (weights[-1].asnumpy() == 0).all()
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)

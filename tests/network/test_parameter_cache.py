@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, require_gpus
+from network_case import mx, ndarrays, require_gpus, updater
 from test_training import S, assert_close, bound, images
 from test_training_gpus import on_gpus, plain
 
@@ -61,7 +61,7 @@ class Trained:
         self.executor = bound(symbol, args, aux)
         for name, array in dict(shared).items():
             self.executor.arg_dict[name] = array
-        self.update = mx.optimizer.get_updater(mx.optimizer.create(rule, **WORDS))
+        self.update = updater(rule, **WORDS)
 
     @property
     def weights(self):
@@ -99,7 +99,7 @@ def assert_equal_steps(theirs, ours):
 
 
 def by_another_optimiser(weight):
-    mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.05))(0, mx.nd.ones(weight.shape), weight)
+    updater("sgd", learning_rate=0.05)(0, mx.nd.ones(weight.shape), weight)
 
 
 WRITES = {

@@ -48,6 +48,7 @@ def assert_close(got, expected, terms=2000):
 def step(executor, heads=None):
     executor.forward(is_train=True)
     executor.backward(heads)
+    return executor
 
 
 def results(executor, shared=True):
@@ -66,6 +67,20 @@ def compare(symbol, args, aux=(), heads=None, request="write", steps=1):
             step(executor, heads and [mx.nd.array(head) for head in heads])
         found.append(results(executor))
     assert_close(*found)
+
+
+def one_layer(weight, gradient, x=data, on_gpu=True):
+    """Return an executor of ``x``, for ones (4, 3), times a weight, whose gradient stays on the GPU."""
+    symbol = S.FullyConnected(x, S.Variable("w"), num_hidden=len(weight), no_bias=True)
+    symbol = node_of(symbol, {"w": weight.asnumpy()}, gradients="gpu") if on_gpu else symbol
+    return symbol.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), "w": weight}, {"w": gradient})
+
+
+def compare_layers(symbol, shape, steps=2):
+    """Compare for random data of that shape, and random gradients of the outputs."""
+    stream = np.random.RandomState(1)
+    heads = [stream.uniform(-1, 1, each) for each in symbol.infer_shape(data=shape)[1]]
+    compare(symbol, *values(symbol, {"data": shape}), heads, steps=steps)
 
 
 def small():
@@ -116,9 +131,7 @@ def test_parameters_used_twice_and_several_outputs():
     w, b = S.Variable("w"), S.Variable("b")
     words = {"kernel": (3, 3), "num_filter": 3, "pad": (1, 1)}
     x = S.tanh(S.Convolution(S.tanh(S.Convolution(data, w, b, **words)), w, b, **words))
-    symbol = S.Group([x * S.broadcast_add(x, S.mean(x, axis=0, keepdims=True)), x, S.BlockGrad(x)])
-    args, aux = values(symbol, {"data": (2, 3, 7, 5)})
-    compare(symbol, args, aux, [args["data"], 2 * args["data"], args["data"]])
+    compare_layers(S.Group([x * S.broadcast_add(x, S.mean(x, axis=0, keepdims=True)), x, S.BlockGrad(x)]), (2, 3, 7, 5))
 
 
 def test_a_relu_behind_batch_norm():
@@ -126,10 +139,7 @@ def test_a_relu_behind_batch_norm():
     x = S.relu(S.BatchNorm(S.Activation(S.BatchNorm(data, fix_gamma=False), act_type="relu"), axis=2))
     x = S.BatchNorm(x, use_global_stats=True)
     x = S.BatchNorm(S.relu(x), fix_gamma=False)
-    symbol = S.Group([S.relu(x), S.tanh(x)])
-    args, aux = values(symbol, {"data": (4, 3, 6, 5)})
-    heads = [np.random.RandomState(1).uniform(-1, 1, (4, 3, 6, 5)) for _ in range(2)]
-    compare(symbol, args, aux, heads, steps=2)
+    compare_layers(S.Group([S.relu(x), S.tanh(x)]), (4, 3, 6, 5))
 
 
 def test_batch_norm_behind_a_convolution_with_a_bias():
@@ -138,9 +148,7 @@ def test_batch_norm_behind_a_convolution_with_a_bias():
     x = S.relu(S.BatchNorm(S.Convolution(data, name="first", **words), fix_gamma=False, name="a"))
     x = S.BatchNorm(S.Convolution(x, name="second", **words), use_global_stats=True, name="b")
     x = S.Convolution(x, name="third", **words)
-    symbol = S.BatchNorm(x, name="c") + S.tanh(x)
-    args, aux = values(symbol, {"data": (3, 2, 6, 5)})
-    compare(symbol, args, aux, [np.random.RandomState(1).uniform(-1, 1, (3, 4, 6, 5))], steps=2)
+    compare_layers(S.BatchNorm(x, name="c") + S.tanh(x), (3, 2, 6, 5))
 
 
 @pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
@@ -153,20 +161,15 @@ def test_an_activation_in_front_of_a_max_pooling(kind):
     symbol = S.Group([pooled, S.Pooling(y, pool_type="max", **words) + S.Pooling(y, pool_type="avg", **words)])
     fused = parse(text_of(node_of(symbol, {}, inputs=("data",)))).fused_for_training()
     applied = {node.name: node.epilogue for _, node in fused.operators}
-    assert [name for name, activation in applied.items() if activation] == ["joined"]
-    assert applied["joined"] == kind
-    args, aux = values(symbol, {"data": (3, 2, 7, 8)})
-    heads = [np.random.RandomState(1).uniform(-1, 1, (3, 2, 4, 4)) for _ in range(2)]
-    compare(symbol, args, aux, heads)
+    assert {name: activation for name, activation in applied.items() if activation} == {"joined": kind}
+    compare_layers(symbol, (3, 2, 7, 8), steps=1)
 
 
 def test_a_relu_behind_a_sum():
     """It is computed with the sum, unless something else reads what is between."""
     x = S.relu(S.tanh(data) + data)
     x = S.elemwise_add(x, S.sqrt(x + 1))
-    symbol = S.Group([S.relu(x), S.BlockGrad(x)])
-    args, aux = values(symbol, {"data": (4, 3, 6, 5)})
-    compare(symbol, args, aux, [np.random.RandomState(1).uniform(-1, 1, (4, 3, 6, 5))] * 2)
+    compare_layers(S.Group([S.relu(x), S.BlockGrad(x)]), (4, 3, 6, 5))
 
 
 def test_passes_that_a_cuda_graph_repeats(monkeypatch):
@@ -265,18 +268,14 @@ def test_imperative_calls_with_autograd():
     assert_close(*blocks)
 
 
-def test_attributes_of_variables_stay():
-    symbol = S.FullyConnected(data, S.Variable("w", lr_mult=0.25, wd_mult=0.0), no_bias=True, num_hidden=2)
-    node = node_of(symbol, {"w": np.ones((2, 3), "f")})
-    assert node.attr_dict()["w"] == symbol.attr_dict()["w"]
-
-
-def test_a_network_whose_layers_have_context_groups():
+def test_variables_keep_their_attributes_but_context_groups():
     with mx.AttrScope(ctx_group="first"):
-        symbol = S.FullyConnected(data, no_bias=True, num_hidden=2, name="layer")
-    node = node_of(symbol, {"layer_weight": np.ones((2, 3), "f")})
+        symbol = S.FullyConnected(data, S.Variable("w", lr_mult=0.25, wd_mult=0.0), no_bias=True, num_hidden=2)
+    node = node_of(symbol, {"w": np.ones((2, 3), "f")})
+    expected = {name: value for name, value in symbol.attr_dict()["w"].items() if "ctx_group" not in name}
+    assert node.attr_dict()["w"] == expected
     executor = node.simple_bind(mx.cpu(), group2ctx={"first": mx.cpu(1)}, data=(1, 3))
-    assert executor.arg_dict["layer_weight"].context == mx.cpu()
+    assert executor.arg_dict["w"].context == mx.cpu()
 
 
 @pytest.mark.parametrize("gradients", ["cpu", "gpu"])

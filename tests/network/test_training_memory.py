@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from network_case import mx, wait_until
+from network_case import mx, updater, wait_until
 from network_fake import captured_once, no_room
-from test_training import bound, images, node_of, small
+from test_training import bound, images, node_of, one_layer, small, step
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -171,20 +171,16 @@ def test_a_step_that_fails_keeps_nothing(fails, monkeypatch):
 def test_gradients_that_no_update_has_used_leave_their_memory_to_the_next_step(monkeypatch):
     monkeypatch.setattr(cuda, "captured", captured_once)
     weight, gradient = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3))
-    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, no_bias=True, name="layer")
-    node, *_ = ece408_op.gpu_network(symbol, {"layer_weight": weight}, for_training=True, gradients="gpu")
-    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), "layer_weight": weight}, {"layer_weight": gradient})
+    executor = one_layer(weight, gradient)
     for _ in range(2):
-        executor.forward(is_train=True)
-        run(lambda: executor.backward([mx.nd.ones((4, 2))]))
+        run(lambda: step(executor, [mx.nd.ones((4, 2))]))
     (deferred,) = _gpu_update.pending.values()
     owner, array = weakref.ref(deferred.owner), deferred.gradient
     del deferred
     run(lambda: executor.forward(is_train=True))
     assert owner() is None
     array.fill(np.nan)  # as the next step's passes may
-    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
-    update(0, gradient, weight)
+    updater()(0, gradient, weight)
     assert (weight.asnumpy() == 0).all()
 
 
