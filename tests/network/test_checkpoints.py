@@ -49,17 +49,9 @@ def fitted(rule, first, last, prefix=None, **words):
         words["epoch_end_callback"] = mx.callback.module_checkpoint(module, prefix, save_optimizer_states=True)
     # MXNet's checkpoints have no count of the updates.
     settings = {**RULES[rule.replace("gpu", "")], "begin_num_update": first * BATCHES}
+    words |= {"optimizer": rule, "optimizer_params": settings, "arg_params": args, "aux_params": aux}
     iterator = mx.io.NDArrayIter(*given(), BATCH, label_name="softmax_label")
-    module.fit(
-        iterator,
-        optimizer=rule,
-        optimizer_params=settings,
-        arg_params=args,
-        aux_params=aux,
-        begin_epoch=first,
-        num_epoch=last,
-        **words,
-    )
+    module.fit(iterator, begin_epoch=first, num_epoch=last, **words)
     mx.nd.waitall()
     return module
 

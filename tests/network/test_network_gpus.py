@@ -34,32 +34,14 @@ def test_several_gpus_share_the_images_in_order(gpu, images, numbers):
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
-    symbol = data * 2
-    args, _ = values(symbol, {"data": (4, 5)})
-    first = on_several(symbol, args, [0, 1])
-    monkeypatch.delattr(engine, "splits")
-    assert (on_several(symbol, args, [0, 1]) == first).all()
-
-
-def test_gpus_that_share_a_batch_have_fewer_copying_threads():
-    gpu, gigabyte = network_fake.Gpu(threads=16), 1 << 30
-    alone = engine.copying_threads(gpu, gigabyte)
-    with engine.sharing(2):
-        shared = [engine.copying_threads(gpu, gigabyte, *words) for words in ((), (12, 1 << 20), (2, 1 << 20))]
-    assert (alone, shared) == (8, [4, 4, 2])
-    assert engine.copying_threads(gpu, gigabyte) == 8
-    assert engine.copying_threads(gpu, 3, 12, 1) == 3
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_each_of_several_gpus_copies_as_one_that_shares(gpu, monkeypatch):
-    found, original, large = [], engine.copying_threads, (network_fake.Gpu(threads=16), 1 << 30)
-    monkeypatch.setattr(_inference, "copying_threads", lambda gpu, copied: found.append(original(*large)) or 1)
+def test_gpus_that_share_a_batch_have_fewer_copying_threads(gpu, monkeypatch):
+    found, original, gpu = [], engine.copying_threads, network_fake.Gpu(threads=16)
+    monkeypatch.setattr(_inference, "copying_threads", lambda *_: found.append(original(gpu, 1 << 30)) or 1)
     args, _ = values(data, {"data": (4, 5)})
     for numbers in ([0], [0, 1]):
         assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
     assert found == [8, 4, 4]
+    assert [original(gpu, copied, 12, 1) for copied in (0, 3, 99)] == [1, 3, 12]
 
 
 def bound_several():

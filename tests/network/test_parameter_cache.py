@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 from network_case import mx, ndarrays, require_gpus, updater
-from test_training import S, assert_close, bound, images
+from test_training import S, assert_close, images
 from test_training_gpus import on_gpus, plain
 
 import ece408_op
@@ -55,12 +55,11 @@ def copied(monkeypatch):
 
 
 class Trained:
-    """An executor and its optimiser."""
+    """An executor with data of its own, and its optimiser."""
 
-    def __init__(self, symbol, args, aux, rule, shared=()):
-        self.executor = bound(symbol, args, aux)
-        for name, array in dict(shared).items():
-            self.executor.arg_dict[name] = array
+    def __init__(self, symbol, arrays, rule, gradients=None):
+        gradients = gradients or {name: mx.nd.zeros(arrays[name].shape) for name in NAMES}
+        self.executor = symbol.bind(mx.cpu(), {**arrays, "data": arrays["data"].copy()}, gradients)
         self.update = updater(rule, **WORDS)
 
     @property
@@ -68,8 +67,8 @@ class Trained:
         return {name: self.executor.arg_dict[name] for name in NAMES}
 
     def forward(self, seed):
-        given, _ = images(plain(), 7, seed)
-        self.executor.arg_dict["data"][:] = given["data"]
+        data = self.executor.arg_dict["data"]
+        data[:] = images(plain(), len(data), seed)[0]["data"]
         self.executor.forward(is_train=True)
 
     def apply(self):
@@ -87,7 +86,7 @@ def both(numbers):
     symbol = plain()
     args, aux = images(symbol, 7)
     ours = on_gpus(symbol, args, aux, numbers, gradients="gpu")
-    return Trained(symbol, args, aux, "sgd"), Trained(ours, args, aux, "gpusgd")
+    return Trained(symbol, ndarrays(args), "sgd"), Trained(ours, ndarrays(args), "gpusgd")
 
 
 def assert_equal_steps(theirs, ours):
@@ -175,20 +174,10 @@ def test_networks_that_share_parameters(numbers):
             return on_gpus(one, args, aux, numbers, **options) if options else one
 
         scores, label = symbol.get_children()
-        first, other = Trained(node(symbol), args, aux, rule), node(S.SoftmaxOutput(scores * 2, label, name="softmax"))
-        shared = ndarrays(args)
-        words = {"data": shared["data"], "softmax_label": shared["softmax_label"]}
-
-        def with_arrays(graph, arrays):
-            one = Trained(graph, args, aux, rule)
-            gradients = {name: mx.nd.zeros(array.shape) for name, array in arrays.items() if name in NAMES}
-            given = {name: arrays.get(name, words.get(name)) for name in graph.list_arguments()}
-            one.executor = graph.bind(mx.cpu(), {**given, "data": shared["data"].copy()}, gradients)
-            return one
-
-        second = with_arrays(node(symbol), {**first.weights, "last_weight": mx.nd.array(args["last_weight"]) * 2})
-        third = with_arrays(other, first.weights)
-        fourth = Trained(node(symbol), {**args, "w": args["w"] * 2}, aux, rule)
+        other, shared = S.SoftmaxOutput(scores * 2, label, name="softmax"), ndarrays(args)
+        first, third = (Trained(node(graph), shared, rule) for graph in (symbol, other))
+        second = Trained(node(symbol), {**shared, "last_weight": shared["last_weight"] * 2}, rule)
+        fourth = Trained(node(symbol), ndarrays({**args, "w": args["w"] * 2}), rule)
         for seed in range(6):
             for one in (first, second, third, fourth)[seed % 3 :]:
                 one.step(seed)
@@ -202,21 +191,14 @@ def test_networks_that_share_parameters(numbers):
 
 def test_batch_sizes_that_change_which_gpus_compute(numbers):
     theirs, ours = both(numbers)
-    args, aux = images(plain(), 7)
-    for one in (theirs, ours):
-        large, symbol = one.executor, one.executor._symbol
-        arrays = {**large.arg_dict, "data": mx.nd.ones((1, 3, 8, 8)), "softmax_label": mx.nd.ones(1)}
-        small = symbol.bind(mx.cpu(), arrays, {name: large.grad_dict[name] for name in NAMES})
+    for large, rule in ((theirs, "sgd"), (ours, "gpusgd")):
+        executor = large.executor
+        arrays = {**executor.arg_dict, "data": mx.nd.ones((1, 3, 8, 8)), "softmax_label": mx.nd.ones(1)}
+        small = Trained(executor._symbol, arrays, rule, {name: executor.grad_dict[name] for name in NAMES})
+        small.update = large.update
         for seed in range(6):
-            one.executor = small if seed % 3 == 1 else large
-            if one.executor is large:
-                one.step(seed)
-            else:
-                small.forward(is_train=True)
-                small.backward()
-                one.apply()
+            (small if seed % 3 == 1 else large).step(seed)
             mx.nd.waitall()
-        one.executor = large
     assert_equal_steps(theirs, ours)
 
 
@@ -266,7 +248,8 @@ def test_gradients_of_mxnets_arrays_keep_parameters_too(copied, numbers):
     """They are copied to the first GPU, whose parameters the next forward passes use."""
     symbol = plain()
     args, aux = images(symbol, 7)
-    theirs, ours = Trained(symbol, args, aux, "sgd"), Trained(on_gpus(symbol, args, aux, numbers), args, aux, "gpusgd")
+    node = on_gpus(symbol, args, aux, numbers)
+    theirs, ours = Trained(symbol, ndarrays(args), "sgd"), Trained(node, ndarrays(args), "gpusgd")
     for one in (theirs, ours):
         for seed in range(3):
             copied.clear()

@@ -196,25 +196,22 @@ def test_gradients_stay_on_a_gpu_that_the_next_step_has_not_locked(monkeypatch):
 
 
 def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
-    done, room, steps = [], [False], []
-    inputs = _cuda_graphs.GraphPass.inputs
+    failures, launched, inputs = [], [], _cuda_graphs.GraphPass.inputs
 
-    def once_without(self):
-        if not room[0]:
-            room[0] = True
+    def once_without_room(self):
+        if not failures:
+            failures.append(self)
             no_room()
         return inputs.fget(self)
 
     def captured(call, stream):
         call()
-        return SimpleNamespace(launch=lambda stream: done.append(len(steps)))
+        return SimpleNamespace(launch=launched.append)
 
-    monkeypatch.setattr(_cuda_graphs.GraphPass, "inputs", property(once_without))
+    monkeypatch.setattr(_cuda_graphs.GraphPass, "inputs", property(once_without_room))
     monkeypatch.setattr(cuda, "captured", captured)
     executor = trained_once()
-    while len(steps) < 4:
-        executor.forward(is_train=True)
-        run(executor.backward)
-        steps.append(len(steps))
-    assert room == [True]
-    assert done[-1] == 3
+    for _ in range(4):
+        launched.clear()
+        run(lambda: step(executor))
+    assert failures and launched
