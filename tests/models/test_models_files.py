@@ -227,11 +227,7 @@ def replaced(path: Path, old: str, new: str) -> None:
         (models.find, lambda file: file.write_bytes(b"\xff\xfe"), "expected a symbol file in JSON"),
         (models.find, lambda file: replaced(file, '"data"', '"images"'), "expected a variable 'data'"),
         (models.info, lambda file: replaced(file, '"Flatten"', '"Flattten"'), ".*Op flatten0 of type Flattten"),
-        (
-            models.info,
-            lambda file: replaced(file, '"num_filter": "5"', '"num_filter": "many"'),
-            "node 6 'new1': num_filter: ",
-        ),
+        (models.info, lambda file: replaced(file, '"5"', '"many"'), "node 6 'new1': num_filter: "),
     ],
     ids=["truncated", "not-text", "no-data", "unknown-operator", "wrong-attribute"],
 )
@@ -245,33 +241,23 @@ def test_a_fault_of_the_symbol_file_is_named(folder, function, change, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"new1_weight": None, "fullyconnected1_bias": None},
-            r"a-0001\.params: .* lacks new1_weight, fullyconnected1_bias$",
-        ),
+        ({"new1_weight": None, "fullyconnected1_bias": None}, "lacks new1_weight, fullyconnected1_bias$"),
+        ({"new1_weight": (5, 7, 2, 2)}, r"node 6 'new1': expected .* of shape \(5, \?, 3, 3\), got \(5, 7, 2, 2\)"),
+        ({"new1_weight": (5, 8, 3, 3)}, r"nearest: expected new1_weight of shape \(5, 7, 3, 3\) .*got \(5, 8, 3, 3\)"),
         (
             {"fullyconnected0_weight": (11, 5 * 17 * 17 + 1)},
-            rf"a-0001\.params: .*a-symbol\.json for a square image of up to {LARGEST} rows, got none; nearest: "
-            r"expected fullyconnected0_weight of shape \(11, 1445\) for images \(3, 40, 40\), got \(11, 1446\)",
-        ),
-        (
-            {"new1_weight": (5, 7, 2, 2)},
-            r"a-0001\.params against .*a-symbol\.json: node 6 'new1': "
-            r"expected 'new1_weight' of shape \(5, \?, 3, 3\), got \(5, 7, 2, 2\)",
-        ),
-        (
-            {"new1_weight": (5, 8, 3, 3)},
-            r"nearest: expected new1_weight of shape \(5, 7, 3, 3\) .*, got \(5, 8, 3, 3\)",
+            rf"for a square image of up to {LARGEST} rows, got none; nearest: expected fullyconnected0_weight of shape "
+            r"\(11, 1445\) for images \(3, 40, 40\), got \(11, 1446\)",
         ),
         (
             {"data": {"__shape__": "(1, 3, 39, 39)"}},
             r"__shape__ of 'data' in .*a-symbol\.json, expected fullyconnected0_weight of shape \(11, 1280\)",
         ),
     ],
-    ids=["missing", "no-image", "kernel", "channels", "stated-image"],
+    ids=["missing", "kernel", "channels", "no-image", "stated-image"],
 )
 def test_weights_that_do_not_fit_are_named(folder, capfd, given, message):
     put(folder, "a", **given)
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(GraphError, match=rf"a-0001\.params.* {message}"):
         models.info("a")
     assert capfd.readouterr().out == ""
