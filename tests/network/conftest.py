@@ -4,7 +4,6 @@ import gc
 
 import network_fake
 import pytest
-from gpu_case import require_gpu
 from network_case import WAYS, computing, require_gpus
 
 
@@ -19,7 +18,7 @@ def way(request):
 @pytest.fixture
 def two_gpus(way):
     """Compute on NumPy in place of CuPy, and on GPUs where there are two."""
-    require_gpus("none" if way == "numpy" else "gpu", 2)
+    require_gpus(way, 2)
 
 
 @pytest.fixture
@@ -29,15 +28,3 @@ def no_collection():
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.fixture(params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
-def gpu(request):
-    """Run the test on NumPy in place of CuPy, or on the GPU."""
-    if request.param == "none":
-        with network_fake.installed():
-            yield request.param
-    else:
-        require_gpu()
-        yield request.param
-        network_fake.forget()

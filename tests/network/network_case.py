@@ -19,6 +19,9 @@ except ImportError as error:
 #: The ways that tests compute a network: on NumPy in place of CuPy, and on a GPU by either implementation.
 WAYS = ["numpy", pytest.param("auto", marks=pytest.mark.gpu), pytest.param("cudnn", marks=pytest.mark.gpu)]
 
+#: For tests that need no GPU, or that only NumPy's stand-in for one can do.
+on_numpy = pytest.mark.parametrize("way", ["numpy"], indirect=True)
+
 
 def require(way):
     """Skip the test if this machine cannot compute that way."""
@@ -84,7 +87,7 @@ def computing(way):
     return network_fake.installed() if way == "numpy" else nullcontext()
 
 
-def require_gpus(gpu, count):
-    """Skip a test that runs on a GPU (``gpu`` is "gpu") where there are fewer."""
-    if gpu == "gpu":
+def require_gpus(way, count):
+    """Skip a test that computes on GPUs where there are fewer."""
+    if way != "numpy":
         gpu_case.require_gpus(count)

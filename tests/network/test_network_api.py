@@ -7,7 +7,7 @@ from pathlib import Path
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, ours, text_of, values
+from network_case import mx, mxnets, ndarrays, on_numpy, ours, text_of, values
 from process import printed
 
 import ece408_op
@@ -21,7 +21,7 @@ S = mx.sym
 data = S.Variable("data")
 
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def course(filters=8, side=20):
@@ -196,8 +196,8 @@ def test_a_batch_too_large_for_memory_is_split(monkeypatch):
     assert images_per_chunk()[0] < 1001 / engine.MOST_CHUNKS
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # no test fills a real GPU's memory
-def test_if_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
+@on_numpy  # no test fills a real GPU's memory
+def test_if_memory_runs_out_fewer_images_are_tried(monkeypatch):
     forward(*bound_module(2)[:2])  # cuBLAS has its workspace
     engine.clear()
     monkeypatch.setattr(network_fake.Gpu, "largest", 100_000)
@@ -210,10 +210,9 @@ def test_if_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
         forward(*other[:2])
 
 
-def test_a_batch_whose_images_are_mixed_is_computed_whole(gpu):
+def test_a_batch_whose_images_are_mixed_is_computed_whole(way):
     symbol = S.softmax(S.transpose(data), axis=0)
     x = np.random.RandomState(0).uniform(-1, 1, (40, 30)).astype("f")
-    way = "auto" if gpu == "gpu" else "numpy"
     assert np.allclose(ours(symbol, {"data": x}, {}, way=way)[0], mxnets(symbol, {"data": x}, {})[0], atol=1e-6)
 
 
@@ -239,12 +238,12 @@ def test_a_new_for_the_cpu_is_refused_by_name(attributes):
 
 @pytest.mark.parametrize("impl", ["auto", "cudnn"])
 @pytest.mark.parametrize("named", ["naive", "register_blocked"])
-def test_a_new_is_computed_by_the_implementation_that_it_names(gpu, named, impl):
+def test_a_new_is_computed_by_the_implementation_that_it_names(way, named, impl):
     if impl == "cudnn":
         pytest.importorskip("cudnn")
     got, expected = outputs_of_new(impl=impl, named=named)
     assert np.abs(got - expected).max() < 1e-5
-    if gpu == "none":
+    if way == "numpy":
         used = [network_fake.Chooser.chosen["new0"].name]
     else:  # the last record is that of the expected output
         used = [record.implementation for record in ece408_op.op_times() if record.device == "gpu"][-1:]
@@ -268,9 +267,9 @@ def test_a_named_implementation_that_cannot_compute_its_layer_raises():
         outputs_of_new(200, 200, named="unrolled")
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # test_network_split has the GPU's results
+@on_numpy  # test_network_split has the GPU's results
 @pytest.mark.parametrize(("rows", "chosen"), [(130, "split_fully_connected"), (120, "cublas")])
-def test_large_fully_connected_layers_are_computed_in_split_precision(gpu, rows, chosen):
+def test_large_fully_connected_layers_are_computed_in_split_precision(rows, chosen):
     symbol = S.Activation(S.FullyConnected(data, num_hidden=70, name="fc"), act_type="relu")
     args, _ = values(symbol, {"data": (rows, 1030)})
     node, params, _ = ece408_op.gpu_network(symbol, ndarrays({n: a for n, a in args.items() if n != "data"}))
@@ -295,8 +294,8 @@ def test_training_is_refused():
     assert np.isnan(gradient.asnumpy()).all()
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_device_id_names_the_gpu(gpu):
+@on_numpy
+def test_device_id_names_the_gpu():
     symbol = ece408_op.gpu_network(data * 2, {}, device_id=3)[0]
     symbol.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))}).forward(is_train=False)[0].wait_to_read()
     assert engine.engines()[-1].gpu.device.id == 3

@@ -3,7 +3,7 @@
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, require_gpus, values
+from network_case import mx, mxnets, ndarrays, on_numpy, require_gpus, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -13,7 +13,7 @@ from ece408_op.runtime import cuda
 
 S = mx.sym
 data = S.Variable("data")
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def on_several(symbol, args, numbers):
@@ -25,16 +25,16 @@ def on_several(symbol, args, numbers):
 
 @pytest.mark.parametrize("images", [1, 2, 7])
 @pytest.mark.parametrize("numbers", [[0, 1], [1, 0], [1, 0, 2]])
-def test_several_gpus_share_the_images_in_order(gpu, images, numbers):
-    require_gpus(gpu, max(numbers) + 1)
+def test_several_gpus_share_the_images_in_order(way, images, numbers):
+    require_gpus(way, max(numbers) + 1)
     symbol = S.FullyConnected(S.Convolution(data, kernel=(3, 3), num_filter=4, name="conv"), num_hidden=3, name="fc")
     args, aux = values(symbol, {"data": (images, 2, 8, 8)})
     (expected,) = mxnets(symbol, args, aux)
     assert np.abs(on_several(symbol, args, numbers) - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_gpus_that_share_a_batch_have_fewer_copying_threads(gpu, monkeypatch):
+@on_numpy
+def test_gpus_that_share_a_batch_have_fewer_copying_threads(monkeypatch):
     found, original, gpu = [], engine.copying_threads, network_fake.Gpu(threads=16)
     monkeypatch.setattr(_inference, "copying_threads", lambda *_: found.append(original(gpu, 1 << 30)) or 1)
     args, _ = values(data, {"data": (4, 5)})
@@ -52,8 +52,8 @@ def bound_several():
     return node.bind(mx.cpu(), {**given, **params}), np.repeat(given["factor"].asnumpy(), 4, axis=0)
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_several_gpus_have_the_parameters_of_their_call(gpu):
+@on_numpy
+def test_several_gpus_have_the_parameters_of_their_call():
     bound = [bound_several() for _ in range(3)]
     for _ in range(5):
         outputs = [executor.forward(is_train=False)[0] for executor, _ in bound]
@@ -61,8 +61,8 @@ def test_several_gpus_have_the_parameters_of_their_call(gpu):
             assert np.array_equal(output.asnumpy(), expected)
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_parameters_that_did_not_arrive_are_sent_again(gpu, monkeypatch):
+@on_numpy
+def test_parameters_that_did_not_arrive_are_sent_again(monkeypatch):
     executor, _ = bound_several()
     executor.forward(is_train=False)[0].wait_to_read()
     executor.arg_dict["factor"][:] = 7
@@ -73,15 +73,15 @@ def test_parameters_that_did_not_arrive_are_sent_again(gpu, monkeypatch):
     assert (executor.forward(is_train=False)[0].asnumpy() == 7).all()
 
 
-def test_images_that_depend_on_each_other_stay_on_one_gpu(gpu):
-    require_gpus(gpu, 2)
+def test_images_that_depend_on_each_other_stay_on_one_gpu(way):
+    require_gpus(way, 2)
     args, _ = values(data, {"data": (4, 5)})
     with pytest.raises(mx.MXNetError, match="device_ids: expected a network that computes each image by itself"):
         on_several(S.softmax(data, axis=0), args, [0, 1])
 
 
-def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
-    require_gpus(gpu, 2)
+def test_a_gpu_that_fails_is_named(way, monkeypatch):
+    require_gpus(way, 2)
     symbol = data * 2
     args, _ = values(symbol, {"data": (4, 5)})
     chunks = engine.Engine.chunks

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, values, wait_until
+from network_case import mx, ndarrays, on_numpy, values, wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -14,7 +14,7 @@ from ece408_op.network import _cuda_graphs, engine
 from ece408_op.runtime import cuda
 
 S = mx.sym
-pytestmark = [pytest.mark.usefixtures("way", "no_collection"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("way", "no_collection"), on_numpy]
 
 
 def bound(images=3, filters=4, axes=()):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, require_gpus, values, wait_until
+from network_case import mx, ndarrays, on_numpy, require_gpus, values, wait_until
 from network_fake import Gpu
 
 import ece408_op
@@ -16,7 +16,7 @@ from ece408_op.plugin import bridge
 from ece408_op.runtime import pinned
 
 S = mx.sym
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("way")
 
 
 @pytest.fixture(autouse=True)
@@ -58,18 +58,18 @@ def compare_calls(ours, theirs, images):
 
 @pytest.mark.parametrize("images", [1, 7, 300])
 @pytest.mark.parametrize("numbers", [[0], [1, 0]])
-def test_each_call_has_the_data_of_its_time(gpu, images, numbers, uses):
-    require_gpus(gpu, len(numbers))
+def test_each_call_has_the_data_of_its_time(way, images, numbers, uses):
+    require_gpus(way, len(numbers))
     compare_calls(*bound(images, numbers), images)
     assert uses == [False, True, True, True]
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+@on_numpy
 @pytest.mark.parametrize("images", [2, 3, 9, 13])
 @pytest.mark.parametrize("numbers", [[0], [0, 1]])
 @pytest.mark.parametrize("least", [4, 1 << 30], ids=["pinned", "staged"])
 @pytest.mark.parametrize("two_sizes", [False, True], ids=["equal chunks", "a small and a large chunk"])
-def test_chunks_give_the_images_in_order(images, numbers, least, two_sizes, gpu, monkeypatch):
+def test_chunks_give_the_images_in_order(images, numbers, least, two_sizes, monkeypatch):
     for name, value in (("CHUNK_BYTES", 1), ("LEAST_IMAGES", 2), ("MOST_CHUNKS", 4)):
         monkeypatch.setattr(engine, name, value)
     # Computing takes no time here: copies take less, or more.
@@ -82,8 +82,8 @@ def test_chunks_give_the_images_in_order(images, numbers, least, two_sizes, gpu,
         assert others and (others[0] > first if two_sizes else set(others) == {first})
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
+@on_numpy
+def test_an_executor_that_is_gone_leaves_nothing_pinned(uses):
     others = dict(Gpu.registered)
     ours, _ = bound(7, [0])
     for _ in range(3):
@@ -93,8 +93,8 @@ def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
     wait_until(lambda: gc.collect() >= 0 and Gpu.registered.keys() <= others.keys())
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_no_more_is_pinned_than_an_argument_has(gpu):
+@on_numpy
+def test_no_more_is_pinned_than_an_argument_has():
     """What a call copied before may have been freed, and an argument of another executor be in its place."""
     ours, _ = bound(2, [0])
     memory = ours.arg_dict["data"].asnumpy()
@@ -104,7 +104,7 @@ def test_no_more_is_pinned_than_an_argument_has(gpu):
     assert Gpu.registered[at] == memory.nbytes
 
 
-def test_calls_with_arrays_of_their_own_pin_nothing(gpu, uses):
+def test_calls_with_arrays_of_their_own_pin_nothing(uses):
     """MXNet frees the memory of each, and may have the next one in the same place."""
     symbol = ece408_op.gpu_network(S.Variable("data") * 2, {})[0]
     block = mx.gluon.SymbolBlock(symbol, [S.Variable("data")])

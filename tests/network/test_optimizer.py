@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from network_case import mx, updater
+from network_case import mx, on_numpy, updater
 from network_fake import Array, no_room
 from test_training import S, assert_close, data, images, module, ndarrays, node_of, one_layer, step, steps
 
@@ -141,7 +141,7 @@ def test_gradients_on_the_gpu_are_nan_and_used_once():
     assert not _gpu_update.pending
 
 
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@on_numpy
 @pytest.mark.parametrize("fails", ["forward", "backward", "update"])
 def test_a_step_without_memory_changes_nothing(way, fails, monkeypatch):
     node, args, aux = network("gpu")
@@ -294,7 +294,7 @@ def test_forward_passes_before_the_last_update(order):
     assert_close(weight("gpusgd"), weight("sgd"))
 
 
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@on_numpy
 def test_gradients_of_networks_that_are_never_updated_do_not_stay(way, monkeypatch):
     monkeypatch.setattr(_gpu_update, "MOST_PASSES", 16)
     weights, gradients = ([mx.nd.ones((2, 3)) for _ in range(20)] for _ in range(2))
@@ -305,7 +305,7 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way, monkeypat
     assert (weights[-1].asnumpy() == 0).all()
 
 
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@on_numpy
 @pytest.mark.parametrize("states", [1, 2])
 def test_the_rows_of_an_update(way, states):
     arrays = [[np.zeros(size, np.float32).view(Array) for _ in range(2 + states)] for size in (3, 5)]

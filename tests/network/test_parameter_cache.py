@@ -37,7 +37,7 @@ def all_large(monkeypatch):
 
 @pytest.fixture(params=[[0], [0, 1], pytest.param([1, 0], marks=pytest.mark.exhaustive)], ids=str)
 def numbers(request, way):
-    require_gpus("none" if way == "numpy" else "gpu", max(request.param) + 1)
+    require_gpus(way, max(request.param) + 1)
     return request.param
 
 

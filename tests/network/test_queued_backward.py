@@ -14,7 +14,7 @@ from ece408_op.network import _cuda_graphs, _training, trainer
 @pytest.fixture(params=[[0], [0, 1]], ids=str)
 def both(way, request, monkeypatch):
     """MXNet's executor and, last, one on these GPUs."""
-    require_gpus("none" if way == "numpy" else "gpu", len(request.param))
+    require_gpus(way, len(request.param))
     if way == "numpy":
         repeat_on_numpy(monkeypatch)
     symbol = plain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, text_of, values
+from network_case import mx, ndarrays, on_numpy, text_of, values
 from network_fake import Stream
 
 import ece408_op
@@ -191,7 +191,7 @@ def test_passes_that_a_cuda_graph_repeats(monkeypatch):
     assert len(captured) == count
 
 
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@on_numpy
 @pytest.mark.parametrize("gradients", ["cpu", "gpu"])
 def test_each_pass_ends_when_its_gpu_has_computed(gradients, monkeypatch):
     """Its memory may be the next step's, whose copies run on other streams; and its errors are its own."""

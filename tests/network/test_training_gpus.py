@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from network_case import mx, require_gpus, values
+from network_case import mx, on_numpy, require_gpus, values
 from network_fake import Communicator
 from test_training import S, assert_close, bound, data, images, module, ndarrays, node_of, results, small, step, steps
 
@@ -78,7 +78,7 @@ CASES = {
 )
 def test_steps_are_those_of_one_gpu(case, which, numbers, batch, way, monkeypatch):
     """Outputs, gradients and running statistics, against MXNet's and one GPU's; each pass is captured once per GPU."""
-    require_gpus("none" if way == "numpy" else "gpu", len(numbers))
+    require_gpus(way, len(numbers))
     captured, original = [], cuda.captured
     monkeypatch.setattr(cuda, "captured", lambda *given: captured.append(given) or original(*given))
     network, arrays, requests = CASES[case]
@@ -136,7 +136,7 @@ def test_the_gpus_draw_different_random_numbers():
     assert 0.4 < (first == second).mean() < 0.6
 
 
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@on_numpy
 def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
     symbol, taken, sums = plain(), [], []
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from network_case import mx, updater, wait_until
+from network_case import mx, on_numpy, updater, wait_until
 from network_fake import captured_once, no_room
 from test_training import bound, images, node_of, one_layer, small, step
 
@@ -16,7 +16,7 @@ from ece408_op.network import _cuda_graphs, _gpu_update
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
-pytestmark = [pytest.mark.usefixtures("way", "no_collection"), pytest.mark.parametrize("way", ["numpy"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("way", "no_collection"), on_numpy]
 #: Where an array has no room that no kernel asks for.
 NO_KERNEL = nullcontext()
 
