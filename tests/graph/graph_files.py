@@ -12,6 +12,7 @@ POOLED = (SIDE - KERNEL + 1 + 1) // 2
 #: Name, op, attributes and the names of the inputs, in the order in which MXNet writes them.
 NEW = {"kernel": f"({KERNEL}, {KERNEL})", "num_filter": str(FILTERS)}
 POOL = {"kernel": "(2, 2)", "pool_type": "max", "stride": "(2, 2)", "pooling_convention": "full"}
+FULL = {"num_hidden": str(HIDDEN)}
 LAYERS = [
     ("data", "null", {}, ()),
     ("new0_weight", "null", NEW, ()),
@@ -19,14 +20,9 @@ LAYERS = [
     ("activation0", "Activation", {"act_type": "tanh"}, ("new0",)),
     ("pooling0", "Pooling", POOL, ("activation0",)),
     ("flatten0", "Flatten", {}, ("pooling0",)),
-    ("fullyconnected0_weight", "null", {"num_hidden": str(HIDDEN)}, ()),
-    ("fullyconnected0_bias", "null", {"num_hidden": str(HIDDEN)}, ()),
-    (
-        "fullyconnected0",
-        "FullyConnected",
-        {"num_hidden": str(HIDDEN)},
-        ("flatten0", "fullyconnected0_weight", "fullyconnected0_bias"),
-    ),
+    ("fullyconnected0_weight", "null", FULL, ()),
+    ("fullyconnected0_bias", "null", FULL, ()),
+    ("fullyconnected0", "FullyConnected", FULL, ("flatten0", "fullyconnected0_weight", "fullyconnected0_bias")),
     ("softmax_label", "null", {}, ()),
     ("softmax", "SoftmaxOutput", {}, ("fullyconnected0", "softmax_label")),
 ]
@@ -60,19 +56,10 @@ def built_in():
     """Return the same network with MXNet's own Convolution, as MXNet 1.9.1 builds it."""
     import mxnet as mx
 
-    conv = mx.sym.Convolution(
-        mx.sym.var("data"), kernel=(KERNEL, KERNEL), num_filter=FILTERS, no_bias=True, name="convolution0"
-    )
-    pool = mx.sym.Pooling(
-        mx.sym.Activation(conv, act_type="tanh", name="activation0"),
-        kernel=(2, 2),
-        pool_type="max",
-        stride=(2, 2),
-        pooling_convention="full",
-        name="pooling0",
-    )
-    full = mx.sym.FullyConnected(mx.sym.Flatten(pool, name="flatten0"), num_hidden=HIDDEN, name="fullyconnected0")
-    return mx.sym.SoftmaxOutput(full, name="softmax")
+    x = mx.sym.Convolution(mx.sym.var("data"), no_bias=True, name="convolution0", **NEW)
+    x = mx.sym.Pooling(mx.sym.Activation(x, act_type="tanh", name="activation0"), name="pooling0", **POOL)
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten0"), name="fullyconnected0", **FULL)
+    return mx.sym.SoftmaxOutput(x, name="softmax")
 
 
 def weights(layer="new0", seed=0):

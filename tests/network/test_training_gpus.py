@@ -1,7 +1,5 @@
 """Training on several GPUs, against one and against MXNet's own data parallel training on several CPUs."""
 
-import threading
-
 import numpy as np
 import pytest
 from network_case import mx, on_numpy, require_gpus, values
@@ -137,34 +135,22 @@ def test_the_gpus_draw_different_random_numbers():
 
 
 @on_numpy
-def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
-    symbol, taken, sums = plain(), [], []
+def test_sums_are_queued_with_the_locks_of_all_gpus(monkeypatch):
+    symbol, sums = plain(), []
 
-    class Lock:
-        def __init__(self, number):
-            self.number, self.lock = number, threading.Lock()
-
-        def __enter__(self):
-            self.lock.acquire()
-            taken.append(self.number)
-
-        def __exit__(self, *error):
-            taken.remove(self.number)
-            self.lock.release()
+    def locked():
+        return [host_context.gpu(number).lock.locked() for number in range(2)]
 
     class Noted(Communicator):
         def reduce(self, *given):
-            sums.append([*taken])
+            sums.append(locked())
             super().reduce(*given)
 
-    for number in range(2):
-        host_context.gpu(number).lock = Lock(number)
     monkeypatch.setattr(nccl, "communicator", lambda numbers: Noted())
     args, aux = images(symbol)
-    executor = bound(on_gpus(symbol, args, aux, [1, 0]), args, aux)
-    step(executor)
+    step(bound(on_gpus(symbol, args, aux, [1, 0]), args, aux))
     mx.nd.waitall()
-    assert (sums, taken) == ([[0, 1]], [])
+    assert (sums, locked()) == ([[True, True]], [False, False])
 
 
 def test_what_several_gpus_cannot_share():

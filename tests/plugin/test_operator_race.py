@@ -49,21 +49,6 @@ def blocked_weight():
     return weight
 
 
-class Net(mx.gluon.HybridBlock):
-    """A built-in convolution and New behind it."""
-
-    def __init__(self):
-        super().__init__()
-        self.before = self.params.get("before", shape=W_BEFORE.shape)
-        self.weight = self.params.get("weight", shape=W.shape)
-        self.initialize()
-        self.before.set_data(mx.nd.array(W_BEFORE))
-        self.weight.set_data(mx.nd.array(W))
-
-    def hybrid_forward(self, F, x, before, weight):
-        return F.Custom(convolution(F, x, before), weight, **NEW)
-
-
 def blocked_data():
     """The result of a built-in convolution, in its own layout."""
     return convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE))
@@ -106,14 +91,6 @@ def symbol():
 PARAMETERS = {"before": W_BEFORE, "after": W}
 
 
-def gluon(mode):
-    for _ in range(REPEATS // 2):
-        net = Net()
-        if mode != "plain":
-            net.hybridize(static_alloc=mode == "static", static_shape=mode == "static")
-        yield from (net(mx.nd.array(X)) for _ in range(2))
-
-
 def symbol_block(mode):
     block = mx.gluon.SymbolBlock(symbol(), [mx.sym.var("data", dtype="float32")])
     block.initialize()
@@ -141,12 +118,9 @@ def module(mode):
         yield bound.get_outputs()[0]
 
 
-MODES = ("plain", "hybridised", "static")
-
-
 @pytest.mark.parametrize(
     ("outputs", "mode"),
-    [*((network, mode) for network in (gluon, symbol_block) for mode in MODES), (executors, None), (module, None)],
+    [*((symbol_block, mode) for mode in ("plain", "hybridised", "static")), (executors, None), (module, None)],
 )
 def test_networks(outputs, mode, expected):
     assert wrong(outputs(mode), expected) == 0
