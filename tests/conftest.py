@@ -1,4 +1,4 @@
-"""Shared by all tests: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
+"""Shared by all tests: the option ``--exhaustive``, the emulator's programs, and the order of files.
 
 With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped, unless its
 kernel does not take the layer, or it needs several GPUs.
@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,6 @@ ACCEPTED = ("does not take the layer", "needs several GPUs")
 
 #: The longest files start first, so that none is left when the other workers are done.
 FIRST = ("test_grade_", "test_training.py", "test_kernels_cpu.py", "test_lab", "test_split_emulated", "test_docs.py")
-
-#: A part of a skip's reason, and the line of the summary for all skips of that kind.
-KINDS = {
-    "does not take the layer": "the kernel does not take the layer",
-    "ECE408_DATA": "the real Fashion-MNIST is absent (set ECE408_DATA)",
-    "Chromium": "Chromium is absent (playwright install chromium)",
-}
-#: Lines of the summary at most.
-MOST_LINES = 6
 
 
 @pytest.fixture(scope="session")
@@ -132,23 +122,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"ECE408_REQUIRE_GPU=1, but {item.nodeid} was skipped: {report.longrepr[2]}"
     return report
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line for each kind of skipped tests, the most frequent first; ``-rs`` lists each."""
-    kinds = Counter(_kind(report) for report in terminalreporter.stats.get("skipped", []))
-    lines = kinds.most_common()
-    if len(lines) > MOST_LINES:
-        others = sum(count for _, count in lines[MOST_LINES - 1 :])
-        lines = [*lines[: MOST_LINES - 1], ("other reasons (-rs lists them)", others)]
-    for kind, count in lines:
-        terminalreporter.write_line(f"skipped {count}: {kind}")
-
-
-def _kind(report: pytest.TestReport) -> str:
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    reason = " ".join(reason.removeprefix("Skipped: ").split())
-    kind = next((kind for part, kind in KINDS.items() if part in reason), None)
-    if not kind and "gpu" in getattr(report, "keywords", ()):  # a file that is skipped as a whole has none
-        return f"need an NVIDIA GPU ({reason})"
-    return kind or reason
