@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.ladder.shared import input_tile
-from ece408_op.problem import TANH_POOL, ConvProblem
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import (
     GRID_X,
     GRID_YZ,
@@ -39,14 +40,8 @@ def _parameters(text: str, entry: str) -> list[str]:
     """The kernel's parameter types as the source declares them: "pointer" or the type's name."""
     found = re.search(rf'extern "C" __global__ void[^;{{]*?\b{entry}\(([^)]*)\)\s*{{', text)
     assert found, f"no kernel {entry} in the source"
-    types = []
-    for parameter in found.group(1).split(","):
-        types.append(
-            "pointer"
-            if "*" in parameter
-            else " ".join(re.sub(r"\bconst\b|__grid_constant__", "", parameter).split()[:-1])
-        )
-    return types
+    parameters = re.sub(r"\bconst\b|__grid_constant__", "", found.group(1)).split(",")
+    return ["pointer" if "*" in each else " ".join(each.split()[:-1]) for each in parameters]
 
 
 def _passed(argument: object) -> str:
@@ -54,6 +49,11 @@ def _passed(argument: object) -> str:
         return {"first": "long long", "images": "int"}.get(argument, "pointer")
     types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap"}
     return types[type(argument)]
+
+
+def _also_pooled(problem: ConvProblem) -> list[ConvProblem]:
+    """The problem, and a plain convolution's with fused pooling."""
+    return [problem] if problem.needs else [problem, problem.pooled(True)]
 
 
 @cache
@@ -83,8 +83,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(problem=st.one_of(layers, random_problems(BATCHES, 100)))
 def test_every_launch_is_within_cudas_limits(kernel, problem):
-    fused = () if problem.needs else (problem.pooled(True),)
-    problems = [each for each in (problem, *fused) if not kernel.not_supported_reasons(each, CHIP)]
+    problems = [each for each in _also_pooled(problem) if not kernel.not_supported_reasons(each, CHIP)]
     assume(problems)
     for each in problems:
         plan = kernel.plan(each, CHIP, 4)
@@ -142,23 +141,11 @@ def test_an_old_chip_is_refused_for_its_capability(kernel):
     assert kernel.precision == "float32" or kernel.error_bound(problem) > 2**-11
 
 
-def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not():
-    for problem in POOLED:
-        chosen = dispatch.select(problem, "gpu", chip=chip_of(50))
-        assert isinstance(chosen, CudaKernel)
-        assert TANH_POOL in chosen.features
-        assert chosen is next(kernel for kernel in CUDA_KERNELS if not kernel.not_supported_reasons(problem))
-        for kernel in CUDA_KERNELS:
-            if TANH_POOL not in kernel.features:
-                assert "does not support tanh and 2 x 2 maxima" in kernel.not_supported_reasons(problem)[0]
-
-
 @settings(max_examples=100)
-@given(problem=random_problems(BATCHES, 30))
+@given(problem=st.one_of(layers, random_problems(BATCHES, 30)))
 def test_auto_refuses_no_problem_on_any_gpu(problem):
-    for chip in (None, chip_of(50), chip_of(80), CHIP):
-        kernel = dispatch.select(problem, "gpu", chip=chip)
-        assert not kernel.not_supported_reasons(problem, chip)
+    for each, chip in product(_also_pooled(problem), (None, chip_of(50), chip_of(80), CHIP)):
+        assert not dispatch.select(each, "gpu", chip=chip).not_supported_reasons(each, chip)
 
 
 def test_a_launch_is_limited_by_the_grid_and_by_scratch_memory():

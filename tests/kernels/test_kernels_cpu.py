@@ -19,7 +19,6 @@ from general_problems import problems
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.kernels import cpu
 from ece408_op.kernels.cpu import direct
@@ -27,14 +26,11 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import CAPACITY
 from ece408_op.runtime.memory import aligned
 
-PLAIN_RESULTS = {
+#: With pooling, both conventions: "valid" needs two rows and columns.
+RESULTS = {
     "forward": lambda problem: problem,
     "data": lambda problem: problem.data_gradient,
     "weight": lambda problem: problem.weight_gradient,
-}
-#: With pooling, both conventions: "valid" needs two rows and columns.
-RESULTS = {
-    **PLAIN_RESULTS,
     "pooled": lambda problem: problem.pooled(problem.batch % 2 == 1 or min(problem.y_shape[2:]) < 2),
 }
 PLAIN = {size: ConvProblem(1, 1, 19, 19, 1, size) for size in (1, 2, 3, 4, 7)}
@@ -143,12 +139,6 @@ def test_layers_with_each_instruction_set(kernel, result, level, every, monkeypa
     short = [*SHORT, *(DIRECT[-1:] if kernel is direct.KERNEL else [])]
     for problem in layers_of(kernel, result) if every else taken(kernel, result, short):
         check(kernel, problem, *arrays(problem))
-
-
-@pytest.mark.parametrize("result", PLAIN_RESULTS)
-def test_what_auto_chooses_is_right(result):
-    for problem in map(RESULTS[result], LAYERS):
-        check(dispatch.select(problem), problem, *arrays(problem, 4))
 
 
 @each_plain_case
