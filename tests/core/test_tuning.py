@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -39,6 +40,13 @@ def table(tmp_path):
     return path
 
 
+def table_of(folder, *rows):
+    """Write a table of these layers on one chip; its path."""
+    path = folder / "tuning.json"
+    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
+    return path
+
+
 def test_what_is_written_is_read_back(table):
     assert tuning.read(table) == TABLES
     again = tuning.merged(tuning.read(table), TABLES[1])
@@ -62,9 +70,9 @@ def test_the_nearest_measured_layer_decides(table):
 
 
 def test_a_layers_tile_serves_every_batch_until_another_is_used(tmp_path):
-    path, recorded, other = tmp_path / "tuning.json", {"lines": 2}, {"lines": 7}
+    recorded, other = {"lines": 2}, {"lines": 7}
     rows = (LayerTimes(SMALL, {"a": 1.0}, tiles={"a": recorded}), LayerTimes(LARGE, {"a": 9.0}, tiles={"a": other}))
-    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
+    path = table_of(tmp_path, *rows)
     chip = replace(HOPPER, name=str(tmp_path))  # whose tiles no other test uses
     assert tuning.recorded_tile("a", SMALL.with_batch(3), chip, path) == recorded
     assert tuning.recorded_tile("a", LARGE, ADA, path) == other
@@ -90,44 +98,35 @@ def test_a_tile_that_fails_does_not_stay(monkeypatch):
 
 def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_expected_to_take(tmp_path):
     # On another layer, ten times as much work, "fast" took a tenth of what "measured" did.
-    path = tmp_path / "tuning.json"
-    more = ConvProblem(10_000, 1, 84, 84, 6, 5)
-    rows = (LayerTimes(SMALL, {"a": 1.0, "b": 0.2}), LayerTimes(more, {"a": 9.0, "fast": 0.9, "slow": 90.0}))
-    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
+    more = LayerTimes(ConvProblem(10_000, 1, 84, 84, 6, 5), {"a": 9.0, "fast": 0.9, "slow": 90.0})
+    path = table_of(tmp_path, LayerTimes(SMALL, {"a": 1.0, "b": 0.2}), more)
     assert preference(SMALL, HOPPER, path) == ["fast", "b", "a", "slow"]
 
 
 def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
     # Both took as long on a layer that is a little different, where "a" expected to take 1 ms and "b" 4.
-    path = tmp_path / "tuning.json"
-    row = LayerTimes(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0})
-    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), (row,))))
+    path = table_of(tmp_path, LayerTimes(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0}))
     near = ConvProblem(10_000, 1, 30, 30, 8, 5)
     assert preference(near, HOPPER, path, {"a": 3.0, "b": 4.0}.get) == ["b", "a"]
     assert preference(near, HOPPER, path, {"a": 0.5, "b": 4.0}.get) == ["a", "b"]
 
 
-def _recorded():
-    """Of every row and kernel with an estimate of its own: the chip, the problem, the kernel, what is recorded."""
-    known = {kernel.name: kernel for kernel in KERNELS}
+def test_estimates_in_the_table_are_those_of_the_kernels():
+    # A stale one would scale times wrongly: ece408-bench sweep --record updates them.
+    known, recorded = {kernel.name: kernel for kernel in KERNELS}, defaultdict(list)
     for table in tuning.read(tuning.TABLE):
         assert table.chip == H200.name, "another chip: give its figures here"
         for row in table.layers:
             own = [name for name in row.milliseconds if known[name].predicted_milliseconds is not roofline_milliseconds]
             assert sorted(row.estimates) == sorted(own)
-            yield from ((H200, row.problem, known[name], row.estimates[name]) for name in own)
-
-
-def test_estimates_in_the_table_are_those_of_the_kernels():
-    # A stale one would scale times wrongly: ece408-bench sweep --record updates them.
+            for name in own:
+                recorded[name].append(row)
+    assert {"fp16x3_mma_sync", "fp16x3_warpgroup", "fp16x1_mma_sync", "fp16x1_warpgroup"} <= set(recorded)
     # All of them take a minute: of every kernel ten, the same ones each time.
-    recorded = list(_recorded())
-    names = {kernel.name for _, _, kernel, _ in recorded}
-    assert {"fp16x3_mma_sync", "fp16x3_warpgroup", "fp16x1_mma_sync", "fp16x1_warpgroup"} <= names
-    for name in sorted(names):
-        rows = [row for row in recorded if row[2].name == name]
-        for chip, problem, kernel, estimate in random.Random(408).sample(rows, min(10, len(rows))):
-            assert estimate == pytest.approx(kernel.predicted_milliseconds(problem, chip), abs=1e-4)
+    for name, rows in recorded.items():
+        for row in random.Random(408).sample(rows, min(10, len(rows))):
+            expected = known[name].predicted_milliseconds(row.problem, H200)
+            assert row.estimates[name] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
