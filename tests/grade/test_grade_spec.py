@@ -86,13 +86,6 @@ def test_without_a_file_the_seed_is_another_each_time() -> None:
     assert _spec.Spec().seed != _spec.Spec().seed
 
 
-def test_a_missing_path_is_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([str(tmp_path / "nowhere")]) == 2
-    assert cli.main([str(tmp_path)]) == 2
-    assert cli.main(["x" * 5000]) == 2
-    assert "nowhere" in capsys.readouterr().err
-
-
 def found_in(folder: Path, context: str | None = "cpu", gpu: bool = False) -> tuple[list[str], list[str]]:
     """The submissions, as device and source, and the paths that are passed over, both from the folder."""
     found, passed_over = _submission.find([folder], context, lambda: gpu)
@@ -249,12 +242,6 @@ def test_nothing_is_built_where_no_file_is_for_the_device(tmp_path: Path, capsys
     touch(tmp_path, "ann/new-forward.h")
     assert cli.main([str(tmp_path), "--context", "gpu"]) == 1  # without a GPU and its compiler, too
     assert "unsupported" in (out := capsys.readouterr().out) and "holds no new-forward.cuh" in out
-
-
-def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path / "nowhere" / "out.json", tmp_path):
-        assert cli.main([str(HERE / "cpu" / "textbook.h"), "--json", str(path)]) == 2
-        assert str(path) in capsys.readouterr().err
 
 
 def test_reports_need_a_folder_that_can_be_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
