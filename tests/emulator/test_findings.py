@@ -199,12 +199,6 @@ def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program,
     assert all(words in messages for words in MESSAGES.get(name, ())), messages
 
 
-def test_an_exit_is_a_finding_with_a_line(programs: Path) -> None:
-    for call, line in (("exit(0)", 9), ("_exit(0)", 0)):
-        report = run("y[i] = 0;", programs, f"run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); {call};")
-        assert [(one.kind, one.line) for one in report.findings] == [("crash", line)]
-
-
 def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: Path) -> None:
     report = run("y[i] = 0;\nif (b == 1) while (x[0] < 2) y[i] += 1;", programs, seconds=1)
     (finding,) = report.findings
@@ -268,11 +262,6 @@ def test_shorts_of_minus_one_that_were_written_have_values(fill: str, programs: 
     assert report.findings == () and (report.y.reshape(-1)[:64] == -1).all()
 
 
-def test_no_bytes_are_copied_and_set_anywhere(programs: Path) -> None:
-    host = "cudaMemset(nullptr, 0, 0); cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDeviceToDevice);"
-    assert run("y[i] = 0;", programs, host).findings == ()
-
-
 def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs: Path) -> None:
     host = "MSHADOW_CUDA_CALL(cudaMemcpyToSymbol(filters, w.dptr_, 200));"
     report = run("y[i] = filters[i % 50];", programs, host)
@@ -283,12 +272,6 @@ def test_a_failed_check_has_no_line_of_another_file(programs: Path) -> None:
     (finding,) = run("y[i] = 0;", programs, 'CHECK_EQ(0, 1) << "not yet";').findings
     assert (finding.kind, finding.line, finding.file) == ("error", 0, "")
     assert finding.message == "wrong.cuh:9: Check failed: 0 == 1 (0 vs. 1) not yet"
-
-
-def test_calls_that_fail_are_found(programs: Path) -> None:
-    host = "float h[60]; cudaMemcpyToSymbol(filters, h, sizeof h); cudaFree(y.dptr_ + 1);"
-    report = run("y[i] = 0;", programs, host, threads=2048)
-    assert [(one.kind, one.line) for one in report.findings if one.kind == "call"] == [("call", 9), ("call", 10)]
 
 
 def test_a_compile_error_has_the_files_line(programs: Path) -> None:
@@ -305,6 +288,14 @@ HOST = {
     "a constant as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, filters);", {("call", 9, 0)}),
     "a variable as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, table);", {("call", 9, 0)}),
     "a reset": ("cudaDeviceReset();", {("call", 9, 0)}),
+    "calls that fail": (
+        "float h[60]; cudaMemcpyToSymbol(filters, h, sizeof h);\ncudaFree(y.dptr_ + 1);\n"
+        "run<<<2, 2048>>>(y.dptr_, x.dptr_, w.dptr_);",
+        {("call", 9, 0), ("call", 10, 0), ("call", 11, 0)},
+    ),
+    "no bytes": ("cudaMemset(nullptr, 0, 0); cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDefault);", set()),
+    "an exit": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); exit(0);", {("crash", 9, 0)}),
+    "an exit without handlers": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); _exit(0);", {("crash", 0, 0)}),
     "a symbol's address": (
         "float *at; cudaGetSymbolAddress((void **)&at, table); cudaMemset(at, 0, 256);"
         "cudaMemcpy(at, x.dptr_, 256, cudaMemcpyDeviceToDevice); run<<<1, 64>>>(y.dptr_, x.dptr_, at);",
