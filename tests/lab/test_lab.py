@@ -140,6 +140,10 @@ FIRST_FILTERS = (
     ("const dim3", "if (!kept) cudaMalloc(&kept, bytes), cudaMemcpy(kept, k.dptr_, bytes, KIND);\n  const dim3"),
     ("#define TILE", "#define KIND cudaMemcpyDeviceToDevice\n#define TILE"),
 )
+#: For each image a launch of small blocks.
+BY_IMAGE = (("TILE 16", "TILE 2"), ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"))
+LAUNCH = "convolve<<<grid, block, 0, y.stream_->stream_>>>"
+OF_AN_IMAGE = "for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>"
 EMULATED = {
     "tied": Told(
         "it may be tied to 10000 images: use x.shape_.0. instead.*out of bounds: |"
@@ -186,28 +190,15 @@ EMULATED = {
     ),
     "an image at a time": Told(
         "convolve: blocks of 4 threads leave 28 of 32 lanes idle. convolve: the number of blocks is 48 for 1 image and",
-        (
-            ("TILE 16", "TILE 2"),
-            (
-                "convolve<<<grid, block, 0, y.stream_->stream_>>>",
-                "cudaStream_t s = y.stream_->stream_;\n"
-                "  for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>",
-            ),
-            ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"),
-        ),
+        (*BY_IMAGE, (LAUNCH, f"cudaStream_t s = y.stream_->stream_;\n  {OF_AN_IMAGE}")),
         code=0,
     ),
     "an image at a time, on a stream, and a helper": Told(
         "^(?!.*number of blocks|.*helper: ).*convolve: blocks of 4 threads leave 28 of 32 lanes idle",
         (
-            ("TILE 16", "TILE 2"),
+            *BY_IMAGE,
             ("__global__ void convolve", "__global__ void helper() {}\n__global__ void convolve"),
-            (
-                "convolve<<<grid, block, 0, y.stream_->stream_>>>",
-                "cudaStream_t s;\n  cudaStreamCreate(&s);\n  helper<<<1, 1>>>();\n"
-                "  for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>",
-            ),
-            ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"),
+            (LAUNCH, f"cudaStream_t s;\n  cudaStreamCreate(&s);\n  helper<<<1, 1>>>();\n  {OF_AN_IMAGE}"),
         ),
         code=0,
     ),
