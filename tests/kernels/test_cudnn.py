@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from process import printed
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -100,15 +99,14 @@ class Gpu:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, request):
     gpu = Gpu()
     monkeypatch.setitem(sys.modules, "cudnn", gpu.package)
     monkeypatch.setattr(cuda, "cupy", gpu.cupy)
-    cudnn.forget_plans()
-    dispatch.forget_choices()
-    yield gpu
-    cudnn.forget_plans()
-    dispatch.forget_choices()
+    for forget in (cudnn.forget_plans, dispatch.forget_choices):
+        forget()
+        request.addfinalizer(forget)
+    return gpu
 
 
 #: A layer whose maps fill a small part of the FFT's tiles.
@@ -239,22 +237,8 @@ def test_a_problem_that_it_refuses_goes_to_our_kernels(gpu):
         dispatch.select(FIRST.data_gradient, "gpu", "cudnn", chip=chip_of(90))
 
 
-def test_without_it_auto_takes_our_kernels_and_its_name_says_what_to_install(tmp_path):
-    (tmp_path / "cudnn.py").write_text("raise ImportError('there is none')")
-    program = """
-import sys
-from cuda_layers import chip_of
-from ece408_op.core import dispatch
-from ece408_op.errors import UnsupportedError
-from ece408_op.problem import ConvProblem
-problem = ConvProblem(128, 3, 224, 224, 64, 7, stride=(2, 2), pad=(3, 3)).data_gradient
-print(dispatch.select(problem, "gpu", chip=chip_of(90)).name)
-try:
-    dispatch.select(problem, "gpu", "cudnn", chip=chip_of(90))
-except UnsupportedError as error:
-    print(error)
-"""
-    name, message = printed("-W", "ignore", "-c", program, first=[tmp_path]).splitlines()
-    assert name == "blocked_gemm"
-    assert "there is none" in message
-    assert "pip install -e '.[cudnn]'" in message
+def test_without_it_auto_takes_our_kernels_and_its_name_says_what_to_install(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    assert dispatch.select(FIRST.data_gradient, "gpu", chip=chip_of(90)).name == "blocked_gemm"
+    with pytest.raises(UnsupportedError, match=r"import of cudnn halted.*pip install -e '.\[cudnn\]'"):
+        dispatch.select(FIRST.data_gradient, "gpu", "cudnn", chip=chip_of(90))
