@@ -143,11 +143,6 @@ def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout
         assert re.search(r"^\d+ passed", found, re.MULTILINE), found
 
 
-def test_the_tutorial_says_when_auto_takes_a_kernel() -> None:
-    assert "`auto` prefers kernels whose times are in the tuning table" in TUTORIAL
-    assert "\nece408-bench sweep --random 24 --record\n" in TUTORIAL
-
-
 def test_the_tables_are_those_of_the_results() -> None:
     printed(ROOT / "benchmarks/tables.py", "--check")
 

@@ -34,18 +34,11 @@ class Report:
     serialized: bool  # each wgmma waits for the one before
 
 
-def _site() -> Path:
-    return Path(sysconfig.get_path("purelib"))
+_SITE = Path(sysconfig.get_path("purelib"))
+#: The releases that are not installed.
+_MISSING = ", ".join(release for release, path in LIBRARIES.items() if not (_SITE / path).is_file())
 
-
-def missing() -> list[str]:
-    """The releases that are not installed."""
-    return [release for release, path in LIBRARIES.items() if not (_site() / path).is_file()]
-
-
-needs_nvrtc = pytest.mark.skipif(
-    bool(missing()), reason=f"NVRTC {', '.join(missing())} not installed: pip install ece408-op[test]"
-)
+needs_nvrtc = pytest.mark.skipif(bool(_MISSING), reason=f"NVRTC {_MISSING} not installed: pip install ece408-op[test]")
 
 
 def compile_text(
@@ -99,7 +92,7 @@ def _reports(log: str) -> dict[str, Report]:
 
 @cache
 def _library(release: str) -> ctypes.CDLL:
-    path = _site() / LIBRARIES[release]
+    path = _SITE / LIBRARIES[release]
     # Release 13.0 searches this library on the system's paths only, but finds it if it is loaded already.
     ctypes.CDLL(str(next(path.parent.glob(f"libnvrtc-builtins.so.{release}"))), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(path))

@@ -72,15 +72,9 @@ end.set()
     assert printed("-c", program) == "done\n"
 
 
-def test_every_part_is_done_once():
-    done: list[int] = []
-    parallel_for(done.append, 100, 4)
-    assert sorted(done) == list(range(100))
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_no_more_threads_than_asked_for_work_at_once(threads):
-    lock, working, everybody, most = threading.Lock(), 0, threading.Barrier(threads, timeout=60), 0
+def test_every_part_is_done_once_and_by_no_more_threads_than_asked_for(threads):
+    lock, working, everybody, most, done = threading.Lock(), 0, threading.Barrier(threads, timeout=60), 0, []
 
     def work(part):
         nonlocal working, most
@@ -91,9 +85,10 @@ def test_no_more_threads_than_asked_for_work_at_once(threads):
         time.sleep(0.001)
         with lock:
             working -= 1
+            done.append(part)
 
     parallel_for(work, 12, threads)
-    assert most == threads
+    assert (most, sorted(done)) == (threads, list(range(12)))
 
 
 def test_an_error_in_a_part_is_raised_and_the_next_call_works():
@@ -103,7 +98,9 @@ def test_an_error_in_a_part_is_raised_and_the_next_call_works():
 
     with pytest.raises(ValueError, match="part 3"):
         parallel_for(work, 8, 2)
-    test_every_part_is_done_once()
+    done: list[int] = []
+    parallel_for(done.append, 8, 2)
+    assert sorted(done) == list(range(8))
 
 
 def test_a_call_within_a_part_ends():
