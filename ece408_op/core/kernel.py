@@ -179,10 +179,6 @@ class CudaKernel:
             reasons.append(f"NVRTC: at least {need}, got {got}; install a CuPy for a newer CUDA")
         return reasons
 
-    def prepared_with(self, problem: ConvProblem) -> ConvProblem:
-        """Return the problem whose first run prepares this one's: of any batch, but a library plans for each batch."""
-        return problem.with_batch(1) if self.sources else problem
-
     def text(self, plan: Plan) -> str:
         """Return the source that the compiler gets for a plan."""
         return source_text(self.sources, plan)

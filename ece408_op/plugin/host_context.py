@@ -127,7 +127,7 @@ class Gpu:
         self.staging: SimpleQueue[StagingBuffer] = SimpleQueue()
         #: Device memory by array and pipeline stage: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
-        #: Kernels and layers that have run.
+        #: Kernels and chunks' problems that have run, and whether with a bias.
         self.warm: BoundedDict[tuple[str, ConvProblem, bool], bool] = BoundedDict(1024)
         with self.device, cuda.reported("the host context"):
             #: The compute stream, and the stream of copies from and to pinned arrays, which take turns on the link.
@@ -220,7 +220,7 @@ class Gpu:
 
     def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
         """Run a layer's kernel and passes once, untimed, unless they have run: that compiles and loads them."""
-        key = (kernel.name, kernel.prepared_with(part), work.bias)
+        key = (kernel.name, part, work.bias)
         if key not in self.warm:
             with self.blocker.blocked(self.stream, work.arrays(part, 0)[0]):
                 pass

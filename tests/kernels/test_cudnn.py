@@ -185,12 +185,6 @@ def test_the_first_call_finds_the_fastest_plan(gpu):
     assert gpu.graphs[0].execute_plan_at_index.call_args.args[1] == 1002
 
 
-def test_each_batch_has_a_first_run_of_its_own():
-    """The contexts leave the first run out of the Op Time."""
-    assert cudnn.KERNEL.prepared_with(WIDE) == WIDE
-    assert dispatch.find("naive").prepared_with(WIDE) == WIDE.with_batch(1)
-
-
 def test_no_plan_is_timed_while_a_graph_is_captured(gpu):
     gpu.times = [2.0, 1.0]
     during, after, last = ran(gpu, Stream(captured=True), Stream(), Stream(captured=True))
