@@ -36,7 +36,8 @@ def convolve(
     start = time.perf_counter()
     computing = kernel.run(problem, a, b, out, threads)
     if bias is not None:
-        _add_bias(out, bias, threads)
+        per_filter = bias[:, None, None]
+        _share_images(lambda images: np.add(images, per_filter, out=images), threads, out)
     return Timing(time.perf_counter() - start if computing is None else computing)
 
 
@@ -46,30 +47,21 @@ def bias_gradient(problem: ConvProblem, y: np.ndarray, out: np.ndarray, add: boo
     The pixels of an image are summed pairwise in float32, and these sums in float64.
     """
     images = np.empty(y.shape[:2], np.float32)
-
-    def work(part: slice) -> None:
-        y[part].reshape(*images[part].shape, -1).sum(axis=2, out=images[part])
-
-    _share_images(work, len(y), dispatch.thread_count(problem))
+    threads = dispatch.thread_count(problem)
+    _share_images(lambda y, sums: y.reshape(*sums.shape, -1).sum(axis=2, out=sums), threads, y, images)
     with np.errstate(over="ignore", invalid="ignore"):
         sums = images.sum(axis=0, dtype=np.float64)
         out[...] = sums + out if add else sums
 
 
-def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
-    def work(part: slice) -> None:
-        y[part] += bias[:, None, None]
-
-    _share_images(work, len(y), threads)
-
-
-def _share_images(work: Callable[[slice], None], images: int, threads: int) -> None:
-    """Call ``work`` on slices of about equal size of the images, one per thread, on at most ``threads`` threads."""
+def _share_images(work: Callable[..., object], threads: int, *arrays: np.ndarray) -> None:
+    """Call ``work`` on at most ``threads`` threads, each with one of about equal parts of the arrays' images."""
+    images = len(arrays[0])
     threads = min(threads, images)
-    edges = [images * part // threads for part in range(threads + 1)]
 
     def run(part: int) -> None:
+        some = slice(images * part // threads, images * (part + 1) // threads)
         with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are no error
-            work(slice(edges[part], edges[part + 1]))
+            work(*(array[some] for array in arrays))
 
     parallel_for(run, threads, threads)
