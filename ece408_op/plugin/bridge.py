@@ -17,7 +17,6 @@ import numpy as np
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.runtime import c_calls, cuda, memory
 from ece408_op.runtime.install_hint import command
-from ece408_op.runtime.launch import Chip
 
 #: The compute capabilities that MXNet's GPU wheels have machine code for; they have no PTX to compile for others.
 MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -94,15 +93,20 @@ def gpu_problem(context: str) -> str | None:
     if context not in ("host", "device"):
         raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
     try:
-        cuda.require_driver()
-        if context == "device":
-            require_mxnet_gpu()
         chip = cuda.chip()
         if context == "device":
-            _require_mxnet_kernels(chip)
+            require_mxnet_gpu()
     except DeviceError as error:
         return str(error)
-    return None
+    major, minor = chip.capability
+    if context == "host" or any(major == known and minor >= least for known, least in MXNET_CAPABILITIES):
+        return None
+    known = ", ".join(f"{major}.{minor}" for major, minor in MXNET_CAPABILITIES)
+    return (
+        f"mx.gpu(): expected a GPU that MXNet's own kernels are built for (compute capability {known}, or a later one "
+        f"of the same major number), got {major}.{minor} ({chip.name}); run whole networks in the host context "
+        "(arrays in mx.cpu(), device='gpu')"
+    )
 
 
 def require_mxnet_gpu() -> None:
@@ -112,8 +116,8 @@ def require_mxnet_gpu() -> None:
     if not mx.runtime.Features().is_enabled("CUDA"):
         raise DeviceError(
             "mx.gpu(): expected a GPU build of MXNet, got its CPU build; pip uninstall mxnet, then "
-            f"{command('cu117')}, or compute in the "
-            "host context (arrays in mx.cpu(), device='gpu'), which any build can do"
+            f"{command('cu117')}, or compute in the host context (arrays in mx.cpu(), device='gpu'), which any build "
+            "can do"
         )
     try:
         count = mx.context.num_gpus()
@@ -122,18 +126,6 @@ def require_mxnet_gpu() -> None:
         raise DeviceError(f"mx.gpu(): expected a working NVIDIA driver, got {reason}; use the CPU here") from error
     if count == 0:
         raise DeviceError("mx.gpu(): expected at least one NVIDIA GPU, got none; use the CPU here")
-
-
-def _require_mxnet_kernels(chip: Chip) -> None:
-    major, minor = chip.capability
-    if any(major == known and minor >= least for known, least in MXNET_CAPABILITIES):
-        return
-    known = ", ".join(f"{major}.{minor}" for major, minor in MXNET_CAPABILITIES)
-    raise DeviceError(
-        f"mx.gpu(): expected a GPU that MXNet's own kernels are built for (compute capability {known}, or a later one "
-        f"of the same major number), got {major}.{minor} ({chip.name}); run whole networks in the host context "
-        "(arrays in mx.cpu(), device='gpu')"
-    )
 
 
 def check_dense(stype: str, name: str) -> None:
