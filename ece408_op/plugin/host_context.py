@@ -170,12 +170,6 @@ class Gpu:
         for event in events:
             self.stream.wait_event(event)
 
-    def copy_alone(self, source: Any, target: np.ndarray) -> None:
-        """Copy a CuPy float32 array into a NumPy array in the same way as a call copies its output."""
-        advise_huge_pages(target)
-        with self.lock:
-            self.copy_out(source.data.ptr, target)
-
     def copy_out(self, source: int, target: np.ndarray) -> None:
         """Copy a float32 array at a device address to a NumPy array, on several threads; the caller holds the lock."""
         flat, most = target.reshape(-1), STAGING_BYTES // ITEM_BYTES
