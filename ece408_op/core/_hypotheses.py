@@ -78,25 +78,17 @@ def _pixels(change: Callable[[np.ndarray, ConvProblem], np.ndarray]) -> Callable
     return lambda x, w, problem: (change(x, problem), w)
 
 
-def _without(axis: int, at: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+def _without(axis: int, at: int, w: np.ndarray) -> np.ndarray:
     """The filters with zeros at one index of an axis, so that its products are missing."""
-
-    def change(w: np.ndarray) -> np.ndarray:
-        changed = w.copy()
-        changed[(slice(None),) * axis + (at,)] = 0
-        return changed
-
-    return _filters(change)
+    changed = w.copy()
+    changed[(slice(None),) * axis + (at,)] = 0
+    return changed
 
 
-def _of_channel_0(w: np.ndarray) -> np.ndarray:
-    return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
-
-
-def _last(axes: int, w: np.ndarray) -> np.ndarray:
-    """The filters with zeros but at the last index of that many axes: channel, row, column."""
-    changed, at = np.zeros_like(w), (slice(None),) + (-1,) * axes
-    changed[at] = w[at]
+def _only(at: tuple[int, ...], w: np.ndarray) -> np.ndarray:
+    """The filters with zeros but at these indices: channel, row, column."""
+    changed, kept = np.zeros_like(w), (slice(None),) + at
+    changed[kept] = w[kept]
     return changed
 
 
@@ -113,16 +105,12 @@ def _centred(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
     return windows(padded[:, :, : problem.height, : problem.width], problem)
 
 
-def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+def _in_tiles(rows: int, columns: int, x: np.ndarray, problem: ConvProblem) -> np.ndarray:
     """The windows with zeros where a pixel lies beyond its output's tile; 0: the tile has no end there."""
-
-    def change(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
-        tap, sizes = np.arange(problem.kernel), (rows or problem.height, columns or problem.width)
-        outputs = (np.arange(size)[:, None] for size in problem.y_shape[2:])
-        in_rows, in_columns = (output % size + tap < size for output, size in zip(outputs, sizes))
-        return np.asarray(windows(x, problem) * (in_rows[:, None, None, :, None] & in_columns[:, None, None]))
-
-    return _pixels(change)
+    tap, sizes = np.arange(problem.kernel), (rows or problem.height, columns or problem.width)
+    outputs = (np.arange(size)[:, None] for size in problem.y_shape[2:])
+    in_rows, in_columns = (output % size + tap < size for output, size in zip(outputs, sizes))
+    return np.asarray(windows(x, problem) * (in_rows[:, None, None, :, None] & in_columns[:, None, None]))
 
 
 def _without_parentheses(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
@@ -167,24 +155,27 @@ LOCAL: tuple[Local, ...] = (
     ),
     ("w_channels", "with the channels of x in reverse order", _filters(lambda w: w[:, ::-1])),
     *(
-        (name, f"without the {which} {what}: its loop must {at}", _without(axis, place))
+        (name, f"without the {which} {what}: its loop must {at}", _filters(partial(_without, axis, place)))
         for name, what, axis, end in _LOOPS
         for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
     ),
-    ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
-    ("assigned", "with each sum's last product alone: a sum takes +=", _filters(partial(_last, 3))),
-    ("restarted", "of the last channel alone: the sum begins again at each channel", _filters(partial(_last, 1))),
-    ("restarted", "of the last filter row alone: the sum begins again at each row", _filters(partial(_last, 2))),
+    ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(partial(_only, (0,)))),
+    ("assigned", "with each sum's last product alone: a sum takes +=", _filters(partial(_only, (-1, -1, -1)))),
+    ("restarted", "of the last channel alone: the sum begins again at each channel", _filters(partial(_only, (-1,)))),
+    ("restarted", "of the last filter row alone: the sum begins again at each row", _filters(partial(_only, (-1, -1)))),
     *(
         (
-            "unrolled",
-            f"without each filter's last products, beyond whole tiles of {tile}: round their number up",
-            change,
+            *("unrolled", f"without each filter's last products, beyond whole tiles of {tile}: round their number up"),
+            _filters(partial(_whole_tiles, tile)),
         )
-        for tile, change in ((tile, _filters(partial(_whole_tiles, tile))) for tile in TILES)
+        for tile in TILES
     ),
     *(
-        ("halo", _HALO.format(text.format(tile=tile), missing), _in_tiles(rows * tile, columns * tile))
+        (
+            "halo",
+            _HALO.format(text.format(tile=tile), missing),
+            _pixels(partial(_in_tiles, rows * tile, columns * tile)),
+        )
         for text, missing, rows, columns in (
             ("{tile} x {tile} outputs", "rows and columns", 1, 1),
             ("{tile} rows", "rows", 1, 0),
