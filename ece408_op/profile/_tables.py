@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 #: The kinds of activities: three on a GPU, CUDA calls and MXNet operators on the host.
@@ -107,13 +108,8 @@ def rows(activities: Iterable[Activity]) -> list[Row]:
 
 def most(table: Sequence[Row]) -> list[Row]:
     """Return the fewest first rows of a table that together take more than MOST percent of its time."""
-    found, share = [], 0.0
-    for row in table:
-        if share > MOST:
-            break
-        found.append(row)
-        share += row.percent
-    return found
+    shares_before = accumulate((row.percent for row in table), initial=0.0)
+    return [row for row, share in zip(table, shares_before) if share <= MOST]
 
 
 def outermost(activities: Iterable[Activity]) -> list[Activity]:
