@@ -264,9 +264,8 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
     """
     from ece408_op.runtime import cuda, llvm  # late: readers of results need neither
 
-    cores, names = len(os.sched_getaffinity(0)), re.compile(r"^model name\s*: (.*)", re.MULTILINE)
-    info = Path("/proc/cpuinfo")
-    name = names.search(info.read_text(encoding="utf-8")) if info.exists() else None
+    cores, info = len(os.sched_getaffinity(0)), Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = re.search(r"^model name\s*: (.*)", info, re.MULTILINE)
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
