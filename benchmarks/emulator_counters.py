@@ -22,17 +22,12 @@ IMAGES = 2
 LAYERS = ("1x28x28x50x5", "6x30x30x16x5", "12x33x33x24x7")
 #: The counters that are compared; each is the sum of these metrics of ncu.
 METRICS = {
-    "sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"),
-    "wavefronts": (
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-    ),
-    "instructions": (
-        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-        "smsp__inst_executed_op_shared_ld.sum",
-        "smsp__inst_executed_op_shared_st.sum",
-    ),
+    name: [f"{metric}_{operation}.sum" for metric in metrics for operation in ("ld", "st")]
+    for name, metrics in {
+        "sectors": ["l1tex__t_sectors_pipe_lsu_mem_global_op"],
+        "wavefronts": ["l1tex__data_pipe_lsu_wavefronts_mem_shared_op"],
+        "instructions": ["l1tex__t_requests_pipe_lsu_mem_global_op", "smsp__inst_executed_op_shared"],
+    }.items()
 }
 
 
@@ -41,7 +36,7 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
     kernels = {name: dispatch.find(name) for name in dispatch.names("gpu")}
     names = [name for name, one in kernels.items() if one.sources and one.sources[-1].parent.name == "ladder"]
     arguments = [*counters.COMMAND, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]
-    return counters.collect_metrics(arguments, METRICS)
+    return counters.collect_metrics(arguments, METRICS, {})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.core import dispatch
@@ -46,7 +45,7 @@ _FILL_BYTE = 0x3C
 def collect_metrics(
     arguments: Sequence[str],
     sums: Mapping[str, Sequence[str]],
-    shares: Mapping[str, str] = MappingProxyType({}),
+    shares: Mapping[str, str],
     seconds: float = 3600,
 ) -> dict[str, dict[str, float]]:
     """Run Python with these arguments under ncu, with unlocked clocks; return figures by name of ``launch_marker``.
