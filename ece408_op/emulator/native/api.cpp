@@ -47,10 +47,8 @@ static const char *wrong_side(const void *address, size_t bytes, bool device) {
 
 cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
     if (!bytes) return cudaSuccess;
-    const bool to_device = kind == cudaMemcpyDefault ? is_device(to)
-                                                     : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    const bool from_device = kind == cudaMemcpyDefault ? is_device(from)
-                                                       : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}})
         if (const char *const wrong = wrong_side(address, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
     std::memmove(to, from, bytes);
@@ -65,8 +63,8 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
                                  std::to_string(symbol_bytes);
         return failed(cudaErrorInvalidValue, text, code);
     }
-    const bool device = kind == cudaMemcpyDeviceToDevice || (kind == cudaMemcpyDefault && is_device(memory));
-    if (const char *const wrong = wrong_side(memory, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
+    if (const char *const wrong = wrong_side(memory, bytes, kind == cudaMemcpyDeviceToDevice))
+        return failed(cudaErrorInvalidValue, wrong, code);
     char *const at = static_cast<char *>(symbol) + offset;
     std::memcpy(to_symbol ? at : memory, to_symbol ? memory : at, bytes);
     note_filled(to_symbol ? at : memory, bytes);
