@@ -16,8 +16,8 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines
-from ece408_op.data.atomic import output_file_problem, write_text
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, whole_number
+from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS
 from ece408_op.runtime import cuda
@@ -46,11 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules = replace(_spec.load(arguments.spec), quick=arguments.quick)
         if rules.quick and rules.demanding:
             raise SpecError("--quick: expected no networks and images in the grader's file")
-        problems = {"--json": output_file_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
-        problems["--jobs"] = "" if arguments.jobs > 0 else f"expected at least 1, got {arguments.jobs}"
-        for option, problem in problems.items():
-            if problem:
-                raise SpecError(f"{option}: {problem}")
+        if problem := _reports.problem(arguments.reports):
+            raise SpecError(f"--reports: {problem}")
         records = _graded(arguments, rules)
     except (SpecError, DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
@@ -141,10 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     files = "grade new-forward.h (cpu) or new-forward.cuh (default: gpu where there is one)"
     parser.add_argument("--context", choices=("cpu", "gpu"), help=files)
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML: see docs/grading.md")
-    parser.add_argument("--json", type=Path, help="write the records there")
+    parser.add_argument("--json", type=output_file, help="write the records there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     jobs = "CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files"
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help=jobs)
+    parser.add_argument("--jobs", type=whole_number(1), default=len(os.sched_getaffinity(0)), help=jobs)
     parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
     parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")
     parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")
