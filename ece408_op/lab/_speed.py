@@ -17,8 +17,8 @@ from ece408_op.core import dispatch, roofline, timer
 from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda
-from ece408_op.submission import build, runner
+from ece408_op.runtime import cached_folders, cuda
+from ece408_op.submission import runner
 
 from ._check import KEPT, Checked, Request, for_more, inputs, layer_entry, update_verdict
 
@@ -104,6 +104,7 @@ def _gpu_peers(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> dict[str, 
         (folder / "peers.json").write_text(json.dumps(kept), encoding="utf-8")
 
     words = (chip, cuda.driver_version(), problem, names, texts, torch)
-    folder = build.cached_folder("peers", hashlib.sha256(repr(words).encode()).hexdigest()[:32], measured)
+    key = hashlib.sha256(repr(words).encode()).hexdigest()[:32]
+    folder = cached_folders.folder(cached_folders.base(), "peers", key, measured)
     found: dict[str, dict[str, float]] = json.loads((folder / "peers.json").read_text(encoding="utf-8"))
     return found

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -235,11 +235,6 @@ def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec)
     return ended, text
 
 
-def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
-    """The folder of that kind and key, which ``make`` fills if it is new; in the cache of ``cached_folders.base``."""
-    return cached_folders.folder(cached_folders.base(private), kind, key, make)
-
-
 def compiler(name: str) -> str:
     """The path of a compiler; raises HarnessError where this machine lacks it."""
     found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
@@ -290,7 +285,8 @@ def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
     words = repr(commands), f"{version.st_size} {version.st_mtime_ns}"
     # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
     private = trusted or not unsafe or os.geteuid() != 0
-    folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
+    base, key = cached_folders.base(private), digest(files, *words, root=_HERE)
+    folder = cached_folders.folder(base, "tools", key, lambda to: _make(to, commands))
     return Tools(folder, hidden, unsafe, trusted)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cached_folders, cuda
 from ece408_op.runtime.occupancy import KernelNotes
 
 from . import build, sources
@@ -135,6 +135,6 @@ def _cached_program(path: Path, device: str, tools: Tools, architecture: str) ->
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
     key = build.sources_digest(path, tools.folder.name, architecture, path.name)
-    folder = build.cached_folder("file", key, make)
+    folder = cached_folders.folder(cached_folders.base(), "file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return Program(str(folder / "submission.so"), (folder,), notes=tuple(KernelNotes(**note) for note in notes))

@@ -22,11 +22,11 @@ from ece408_op.bench.results import KERNEL, Row
 from ece408_op.core import reference, roofline
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
-from ece408_op.lab import _findings, _ncu
+from ece408_op.lab import _findings, _ncu, _speed
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cached_folders, cuda
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
-from ece408_op.submission import EndedError, build, runner
+from ece408_op.submission import EndedError, runner
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
@@ -87,16 +87,9 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(_findings, "device_limits", lambda: limits)
     monkeypatch.setattr(runner, "compile_file", compile_file)
     monkeypatch.setattr(runner, "Session", Session)
-    monkeypatch.setattr(build, "cached_folder", lambda kind, key, make: made(tmp_path / key, make))
+    peers = SimpleNamespace(base=lambda: tmp_path / "peers", folder=cached_folders.folder)
+    monkeypatch.setattr(_speed, "cached_folders", peers)
     return asked
-
-
-def made(folder: Path, make: Any) -> Path:
-    """A cache without a limit."""
-    if not folder.exists():
-        folder.mkdir()
-        make(folder)
-    return folder
 
 
 @needs_emulator

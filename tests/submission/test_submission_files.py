@@ -163,7 +163,7 @@ def test_folders_of_the_cache_that_were_never_finished_are_removed(tmp_path, mon
     touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
     for name in (".tools-killed", ".file-other"):
         os.utime(tmp_path / name, (0, 0))
-    build.cached_folder("tools", "key", lambda to: touch(to, "worker"))
+    cached_folders.folder(cached_folders.base(), "tools", "key", lambda to: touch(to, "worker"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".file-other", ".tools-at_work", "tools-key"]
 
 
