@@ -54,9 +54,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Checked:
-    """The file and the layers for one image, the result as data; the compiled file, or the emulated one."""
+    """The layers for one image, the result as data; the compiled file, or the emulated one."""
 
-    path: Path
     problems: list[ConvProblem]
     result: dict[str, Any]
     file: runner.File | None = None
@@ -111,7 +110,7 @@ def check(request: Request) -> Checked:
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
         result["hint"] = _shared_hint(text) or tied
-    return Checked(request.path, layers, result, file, program)
+    return Checked(layers, result, file, program)
 
 
 def _shared_hint(text: str) -> str:

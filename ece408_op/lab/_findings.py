@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from ece408_op import emulator
@@ -27,7 +28,7 @@ _RAN = ("right", "wrong", "crashed", "out_of_bounds", "timed_out")
 def add(request: Request, checked: Checked) -> None:
     """Emulate the file once more: with more images, or, where a GPU computed it, for the lines of what is wrong."""
     if checked.result["device"] == "gpu" and checked.result["status"] in _RAN:
-        _emulate_gpu_file(checked)
+        _emulate_gpu_file(request.path, checked)
     elif checked.emulated and checked.right and not request.images:
         smallest = min(checked.problems, key=lambda one: one.flops)
         _try_images(checked.emulated, smallest, _IMAGES, checked)
@@ -96,7 +97,7 @@ def _on_launches(
         yield f"{said}; if it does not grow, most of a GPU's multiprocessors are idle"
 
 
-def _emulate_gpu_file(checked: Checked) -> None:
+def _emulate_gpu_file(path: Path, checked: Checked) -> None:
     """Add the emulator's findings and counters for one image per layer, where it can run the file.
 
     A layer that the file did not come to on the GPU becomes that of the emulator.
@@ -104,8 +105,8 @@ def _emulate_gpu_file(checked: Checked) -> None:
     result = checked.result
     shapes: list[LaunchShape] = []
     try:
-        cuda_source = emulator.can_emulate() and checked.path.suffix.lower() != ".py"
-        emulated = emulate(emulator.compile(checked.path), checked.problems, dict(result)) if cuda_source else ()
+        cuda_source = emulator.can_emulate() and path.suffix.lower() != ".py"
+        emulated = emulate(emulator.compile(path), checked.problems, dict(result)) if cuda_source else ()
         for number, (entry, report) in enumerate(emulated):
             if result["status"] != "timed_out":  # the emulator's own limits say nothing about the file
                 entry["findings"] = [one for one in entry["findings"] if one["kind"] not in ("time", "unsupported")]

@@ -39,7 +39,7 @@ def add(request: Request, checked: Checked) -> None:
     """Add to each layer's entry what ncu counted, or to the result why it could not."""
     result, images = checked.result, request.images or IMAGES
     try:
-        if checked.file is None or checked.path.suffix.lower() == ".py":
+        if checked.file is None or request.path.suffix.lower() == ".py":
             raise DeviceError("expected a CUDA file that runs on a GPU")
         sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
         found = counters.collect_metrics(["-m", __name__, checked.file.program.what, *sizes], SUMS, SHARES, SECONDS)

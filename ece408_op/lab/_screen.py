@@ -12,7 +12,7 @@ from ._check import RIGHT, TIMED_OUT, WRONG
 
 MOST_LINES, WIDTH = 40, 110
 #: Lines of a part, at most.
-_MOST = {"reason": 12, "printed": 4, "compiler": 6, "findings": 4, "lines": 6, "hints": 3}
+_MOST = {"reason": 12, "printed": 4, "compiler": 6, "findings": 4, "lines": 6}
 _BAR = 40
 #: A layer's status in words.
 _WORDS = {RIGHT: "right", WRONG: "WRONG", TIMED_OUT: "not finished"}
@@ -50,7 +50,8 @@ def findings(result: Mapping[str, Any]) -> list[str]:
     if emulated and result["status"] == RIGHT:
         entry = max(emulated, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
-        lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
+        for hint in entry["hints"]:
+            lines += _wrapped(f"line {hint['line']}: {hint['text']} ({hint['section']})", 4, 0)
         lines += _wrapped(result["hint"], 4, 0)
     elif on_gpu and not emulated:
         lines += [text for entry in result["layers"][:1] for text in _wrapped(entry["note"], 3, 0)]
@@ -96,11 +97,6 @@ def layer_name(entry: Mapping[str, Any]) -> str:
     return problem.layer_name(entry["layer"])
 
 
-def costliest(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines with counters, those first that keep the load and store units busy longest."""
-    return sorted(entry["lines"], key=lambda one: -cost(one))
-
-
 def cost(line: Mapping[str, Any]) -> float:
     """Return about how many cycles of the load and store units a line's accesses take."""
     return float(line["sectors"] / 4 + line["wavefronts"] + line["global_requests"])
@@ -129,7 +125,7 @@ def _counters(entry: Mapping[str, Any], source: str) -> Iterator[str]:
         f"{totals['intensity']:.2f} FLOP per byte"
     )
     yield "  line  sectors/request (least)  wavefronts/request (least)  divergent"
-    for one in costliest(entry)[: _MOST["lines"]]:
+    for one in sorted(entry["lines"], key=cost, reverse=True)[: _MOST["lines"]]:
         sectors = _ratio(one["sectors"], one["least_sectors"], one["global_requests"])
         fronts = _ratio(one["wavefronts"], one["least_wavefronts"], one["shared_requests"])
         share = f"{100 * one['divergent'] / one['branches']:.0f} %" if one["branches"] else "-"
@@ -138,10 +134,6 @@ def _counters(entry: Mapping[str, Any], source: str) -> Iterator[str]:
 
 def _ratio(number: int, least: int, requests: int) -> str:
     return f"{number / requests:.2f} ({least / requests:.2f})" if requests else "-"
-
-
-def _hint(hint: Mapping[str, Any]) -> list[str]:
-    return _wrapped(f"line {hint['line']}: {hint['text']} ({hint['section']})", 4, 0)
 
 
 def _finding(one: Mapping[str, Any]) -> str:
@@ -158,7 +150,7 @@ def _finding_lines(entry: Mapping[str, Any], source: str) -> Iterator[str]:
 
 
 def _code(source: str, line: int) -> list[str]:
-    text = source_line(source, line or 0)
+    text = source_line(source, line)
     return [f"    {line} | {text}"[:WIDTH]] if text else []
 
 
