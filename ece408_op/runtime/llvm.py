@@ -22,6 +22,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ece408_op.errors import DeviceError
+from ece408_op.problem import ConvProblem
 
 I32, I64, F32, F64, VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.VoidType()
 #: What a pointer points to. Pointers have their element's type, which llvmlite of every version takes.
@@ -42,7 +43,8 @@ _LIMITED = {"sse": "x86-64", "avx2": "x86-64-v3"}
 def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the last CAPACITY results of ``make``, by its arguments; call it under LOCK, so that threads compile once.
 
-    The results are not freed when the interpreter exits: threads of MXNet may still be running them.
+    ``make`` gets problems with a batch of one, so that all batches of a layer share a result. The results are not freed
+    when the interpreter exits: threads of MXNet may still be running them.
     """
     compiled = lru_cache(CAPACITY)(make)
 
@@ -50,7 +52,7 @@ def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make)
     def get(*key: Any) -> Any:
         with LOCK:
-            return compiled(*key)
+            return compiled(*(each.with_batch(1) if isinstance(each, ConvProblem) else each for each in key))
 
     for kept in (compiled, get):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

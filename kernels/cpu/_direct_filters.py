@@ -18,7 +18,6 @@ on 1 x 7 layers.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 from ece408_op.problem import ConvProblem
@@ -38,7 +37,7 @@ PRODUCTS, MANY_PRODUCTS = 128, 1000
 
 
 class FilterPlan:
-    """The tiling of one layer, compared by identity.
+    """The tiling of one layer.
 
     blocks       filters per block
     tiles        pixels per tile
@@ -55,7 +54,6 @@ class FilterPlan:
         self.lines_ahead = ceil_div(math.prod(layer.x_shape[1:]), LINE_FLOATS * tile_count)
 
 
-@cache
 def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPlan | None:
     """Return the fastest predicted tiling for such vectors and registers; None if pixels in the lanes are faster.
 

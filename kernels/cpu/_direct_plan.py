@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from ece408_op.problem import ConvProblem, Pair
 from ece408_op.runtime.launch import ceil_div
@@ -51,7 +50,7 @@ def fastest_tiling(
 
 
 class DirectPlan:
-    """The tiling of one layer, compared by identity: ``make_plan`` returns one plan per layer.
+    """The tiling of one layer.
 
     blocks        filters per block
     tiles         vectors of output pixels per tile
@@ -124,7 +123,6 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
     return passes, rows, bands
 
 
-@cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> DirectPlan:
     """Return the fastest predicted tiling for vectors of ``lanes`` floats, ``registers``, and ``l2_bytes`` of L2."""
     passes, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))

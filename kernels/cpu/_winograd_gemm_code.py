@@ -30,12 +30,15 @@ FORMS = 16
 #: The most vectors of tiles per panel; the filters whose products are transformed to outputs together.
 PANEL, CHUNK = 3, 16
 
+#: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
+BLOCKS = {4: 4, 8: 4, 16: 8}
+
 #: Channels that are unrolled in the products.
 UNROLL = 4
 
 
 class GemmPlan:
-    """The tiling of one layer, a batch of one, for vectors of ``lanes`` tiles and blocks of ``block`` filters.
+    """The tiling of one layer, a batch of one, for vectors of ``lanes`` tiles.
 
     A tile is 2 x 2 outputs. Tiles are numbered over rows, columns and images; a panel has up to PANEL vectors of them.
 
@@ -43,6 +46,7 @@ class GemmPlan:
         weights   [chunk][form][block][channel][filter of the block]
         products  [form][filter of the chunk][tile of the panel]
 
+    block          filters per block
     tile_columns   tiles in a row of tiles
     tiles          tiles of an image
     blocks         blocks of filters per chunk, a divisor of their total; the last block may exceed the layer's filters
@@ -55,8 +59,8 @@ class GemmPlan:
     scratch        floats of scratch per thread, all zero at first: four rows, a row of zeros, inputs, products
     """
 
-    def __init__(self, layer: ConvProblem, lanes: int, block: int) -> None:
-        self.layer, self.lanes, self.block = layer, lanes, block
+    def __init__(self, layer: ConvProblem, lanes: int) -> None:
+        self.layer, self.lanes, self.block = layer, lanes, (block := BLOCKS[lanes])
         self.tile_columns = ceil_div(layer.output_width, 2)
         self.tiles = ceil_div(layer.output_height, 2) * self.tile_columns
         total = ceil_div(layer.filters, block)
@@ -83,14 +87,15 @@ def _weight_forms(taps: list[Value]) -> list[Value]:
     return [taps[0], taps[2], outer + middle, outer - middle]
 
 
-def weights_function(plan: GemmPlan, strides: Pair, turned: bool, target: Cpu) -> Function:
+def weights_function(plan: GemmPlan, turned: bool, target: Cpu) -> Function:
     """Build (w, to, found, first, last), which transforms the weights of chunks ``first`` to ``last`` - 1 of filters.
 
-    The 9 weights of a filter and a channel are contiguous; ``strides`` are the floats of w from one filter and from one
-    channel to the next. ``turned``: the weights are rotated by 180 degrees. On exit the least of found[0] to
-    found[plan.block - 1] is at most the bits, minus one, of the smallest absolute value other than zero.
+    ``turned``: w is a data gradient's, so that its first axis has the channels, and is rotated by 180 degrees. On exit
+    the least of found[0] to found[plan.block - 1] is at most the bits, minus one, of the smallest absolute value other
+    than zero.
     """
     channels, lanes = plan.layer.channels, plan.block
+    strides = (9, 9 * plan.layer.filters) if turned else (9 * channels, 9)  # of a filter and of a channel, in w
     form_size = plan.chunk_weights // FORMS
     with Function(Module("weights", target), "weights", "w to found", "first last", exported=True) as f:
         w, to, found, first, last = f.arguments

@@ -115,7 +115,7 @@ def _stride(floats: int) -> int:
 
 
 class WinogradPlan:
-    """The tiling of one layer, for vectors of ``lanes`` images, compared by identity.
+    """The tiling of one layer, for vectors of ``lanes`` images.
 
     blocks         filters per block
     tiles          neighbouring pairs of columns per tile
@@ -210,7 +210,6 @@ def _tile_cycles(filters: int, pairs: int) -> float:
     return max(filters * pairs / PER_CYCLE, (filters + pairs) / PER_CYCLE, LATENCY) + (filters + pairs) / 16
 
 
-@cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
     """Return the fastest predicted tiling for vectors of ``lanes`` images and ``registers`` vector registers."""
     columns = ceil_div(layer.output_width, 2)

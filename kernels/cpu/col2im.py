@@ -52,8 +52,9 @@ def _pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
 
 
 @compiled_once
-def _add(layer: ConvProblem, target: Cpu) -> Any:
-    """Compile (columns, x, images), which fills the images x with the sums of their columns."""
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[Any, direct.CompiledLayer]:
+    """Compile (columns, x, images), which fills the images x with the sums of their columns, and the product."""
+    layer = problem.convolution
     (top, left), (dh, dw), (sh, sw) = layer.pad, layer.dilate, layer.stride
     height, width, rows, columns = layer.height, layer.width, layer.output_height, layer.output_width
     elements, plane = layer.kernel * layer.kernel_width, rows * columns
@@ -80,28 +81,16 @@ def _add(layer: ConvProblem, target: Cpu) -> Any:
                     else:
                         for begin, lanes in _pieces(column_count, target.lanes):
                             to_row[begin].store(to_row[begin].load(lanes) + from_row[begin].load(lanes))
-    return f.compiled()
-
-
-def _product(problem: ConvProblem) -> ConvProblem:
-    """Return the convolution that computes the columns of an image."""
-    _, filters, rows, columns = problem.y_shape
-    return ConvProblem(1, filters, rows, columns, math.prod(problem.w_shape[1:]), 1)
-
-
-def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _add(problem.convolution.with_batch(1), cpu())
-    direct.compiled(_product(problem))
+    product = ConvProblem(1, layer.filters, rows, columns, math.prod(layer.w_shape[1:]), 1)
+    return f.compiled(), direct.compiled(product)
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out (B, C, H, W) from x, which is the gradient of y, and w; the threads claim some images at a time."""
-    add, product = _add(problem.convolution.with_batch(1), cpu()), _product(problem)
-    plan, conv, scratch = direct.compiled(product)
+    add, (plan, conv, scratch) = _layer(problem, cpu())
     packed = direct.pack(plan, np.ascontiguousarray(w.reshape(len(w), -1).T), threads)
     memory.advise_huge_pages(out)
-    floats = math.prod(product.y_shape)
+    floats = math.prod(plan.layer.y_shape)
     count = min(max(1, COLUMNS_BYTES // (4 * floats)), ceil_div(problem.batch, threads))
     firsts = iter(range(0, problem.batch, count))
 
@@ -137,7 +126,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 KERNEL = CpuKernel(
     "col2im",
     "data gradients: a matrix product, added to the pixels, compiled for the layer",
-    *sharing(run, prepare),
+    *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, DATA_GRADIENT}),
     recommended=is_profitable,

@@ -29,7 +29,6 @@ Architectures, 2018.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ from ece408_op.problem import (
 )
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _direct_code, _direct_filters, _padded, im2col
@@ -73,13 +72,6 @@ LARGE_PLANE = 512
 
 #: The bytes of output from which non-temporal stores are used: the caches could not hold so large an output anyway.
 NONTEMPORAL_BYTES = 32 << 20
-
-
-@compiled_once
-def _compiled(plan: DirectPlan | FilterPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Any:
-    if isinstance(plan, DirectPlan):
-        return _direct_code.build(plan, target, nontemporal, pooling).compiled()
-    return _direct_filters.build(plan, target).compiled()
 
 
 def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarray:
@@ -109,9 +101,8 @@ class CompiledLayer(NamedTuple):
     scratch: int
 
 
-@lru_cache(CAPACITY)
+@compiled_once
 def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledLayer:
-    """Compile for the layer, if that has not been done."""
     layer = _padded.plain(problem)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
@@ -121,12 +112,13 @@ def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledL
     # With one unit, its tiles are at least as fast as FilterPlan's.
     if pooling is None and by_pixels.units > 1 and not (large_planes and by_pixels.units > 2):
         by_filters = make_filter_plan(layer, target.lanes, target.registers)
+    if large and (by_filters or pooling or not by_pixels.nontemporal):
+        return _compiled_layer(problem, target, False)  # the same code
     if by_filters:
         _direct_filters.transpose_function(layer.products, target)
-    plan: DirectPlan | FilterPlan = by_filters or by_pixels
-    nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
-    scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
-    return CompiledLayer(plan, _compiled(plan, target, nontemporal, pooling), scratch)
+        return CompiledLayer(by_filters, _direct_filters.build(by_filters, target).compiled(), by_filters.scratch)
+    scratch = by_pixels.scratch + (pooling.scratch(target.lanes) if pooling else 0)
+    return CompiledLayer(by_pixels, _direct_code.build(by_pixels, target, large, pooling).compiled(), scratch)
 
 
 def compiled(problem: ConvProblem) -> CompiledLayer:

@@ -48,7 +48,7 @@ def _compiled(layer: ConvProblem, target: Cpu) -> Any:
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
-    conv = _compiled(problem.with_batch(1), cpu())
+    conv = _compiled(problem, cpu())
     edges = [problem.batch * part // threads for part in range(threads + 1)]
     x_bytes, y_bytes = x.nbytes // problem.batch, out.nbytes // problem.batch
     x_start, w_start, y_start = x.ctypes.data, w.ctypes.data, out.ctypes.data
@@ -61,6 +61,4 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     parallel_for(work, threads, threads)
 
 
-KERNEL = CpuKernel(
-    "loops", "the textbook's seven loops, compiled", run, lambda problem, out: _compiled(problem.with_batch(1), cpu())
-)
+KERNEL = CpuKernel("loops", "the textbook's seven loops, compiled", run, lambda problem, out: _compiled(problem, cpu()))

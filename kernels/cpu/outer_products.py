@@ -20,7 +20,6 @@ Source: E. Georganas et al., Anatomy of High-Performance Deep Learning Convoluti
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div, round_up
-from ece408_op.runtime.llvm import CAPACITY, F32, Cpu, Function, Module, Value, compiled_once, cpu
+from ece408_op.runtime.llvm import F32, Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
 from ._ir import (
@@ -59,7 +58,7 @@ LEAST_FILLED, FEW_PIXELS = 0.85, 256
 
 
 class Plan:
-    """The tiling of one layer, a batch of one, compared by identity.
+    """The tiling of one layer, a batch of one.
 
     filters          filters of a work item
     blocks           filters of each block of a work item
@@ -90,9 +89,9 @@ class Plan:
         self.scratch = 2 * self.sums + blocks[0][0] * self.gradient_stride + images * self.image
 
 
-@cache
-def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
+def make_plan(problem: ConvProblem, target: Cpu) -> Plan:
+    """Return the tiling of a layer and its gradients."""
+    layer = problem.convolution
     most = max(32, ITEM_PRODUCTS // (layer.kernel * layer.kernel_width))
     divisors = [n for n in range(most // 3, most + 1) if layer.filters % n == 0]
     filters = max(divisors, default=layer.filters)
@@ -100,7 +99,7 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     images = max(1, min(MOST_IMAGES, CHUNK_PIXELS // pixels))
     bands = max(1, pixels // CHUNK_PIXELS)
     rows = ceil_div(layer.output_height, bands)
-    return Plan(layer, lanes, filters, partition(filters, MOST_FILTERS[registers]), rows, images)
+    return Plan(layer, target.lanes, filters, partition(filters, MOST_FILTERS[target.registers]), rows, images)
 
 
 def _tile(module: Module, plan: Plan, filters: int) -> Function:
@@ -153,11 +152,12 @@ def _transpose(module: Module, plan: Plan) -> Function:
 
 
 @compiled_once
-def _compiled(plan: Plan, target: Cpu) -> Any:
-    """Compile (x, y, w, scratch, batch, channels), which computes a work item.
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
+    """Plan, and compile (x, y, w, scratch, batch, channels), which computes a work item.
 
     x, y and w begin at the item's first channel and filter; ``channels`` is the number of channels from there on.
     """
+    plan = make_plan(problem, target)
     layer, lanes, module = plan.layer, plan.lanes, Module("outer_products", target)
     transpose = _transpose(module, plan)
     tiles = {filters: _tile(module, plan, filters) for filters, _ in plan.blocks}
@@ -194,18 +194,12 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
                 value = sums[(above * plan.taps + t * filters + m) * plan.channels + c].load()
                 to = w[(above + m) * (layer.channels * plan.taps) + c * plan.taps + t]
                 to.store(Value(f, f.b.fptrunc(value.ir, F32)))
-    return f.compiled()
-
-
-@lru_cache(CAPACITY)
-def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
-    plan = make_plan(problem.convolution, target.lanes, target.registers)
-    return plan, _compiled(plan, target)
+    return plan, f.compiled()
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out (M, C, K, L) from x and w, which is the gradient of y; the threads claim work items."""
-    plan, reduce = _layer(problem.with_batch(1), cpu())
+    plan, reduce = _layer(problem, cpu())
     starts = [
         (c, m) for c in range(0, problem.channels, plan.channels) for m in range(0, problem.filters, plan.filters)
     ]
@@ -242,8 +236,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 def bound(problem: ConvProblem) -> float:
     """Return the error bound: a chunk's sums are in float32, the other sums in float64, and the result is rounded."""
-    target = cpu()
-    plan = make_plan(problem.convolution.with_batch(1), target.lanes, target.registers)
+    plan = make_plan(problem, cpu())
     return sum_bound(plan.images * plan.rows * plan.layer.output_width) + 2 * EPS32
 
 
@@ -251,7 +244,7 @@ KERNEL = CpuKernel(
     "outer_products",
     "weight gradients with channels in the lanes, compiled for the layer",
     run,
-    lambda problem, out: _layer(problem.with_batch(1), cpu()),
+    lambda problem, out: _layer(problem, cpu()),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, WEIGHT_GRADIENT}),
     error_bound=bound,

@@ -20,7 +20,6 @@ the number of threads, unless the sums take more than SUMS_BYTES: then each thre
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ SUMS_BYTES = 8 << 20
 
 
 class Plan:
-    """The tiling of one layer, a batch of one, compared by identity.
+    """The tiling of one layer, a batch of one.
 
     blocks        filters per block, in a group
     tiles         taps per tile, in a group
@@ -72,13 +71,12 @@ class Plan:
         self.sums = layer.groups * sum(n for _, n in blocks) * sum(n for _, n in tiles) * self.tile_sums
 
 
-@cache
-def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
-    sizes = sorted((f, t) for t, f in tile_sizes(registers, 1) if t <= MOST_TAPS)
-    return Plan(
-        Copies(layer, lanes), *fastest_tiling(layer.filters // layer.groups, layer.products, sizes, step_cycles)
-    )
+def make_plan(problem: ConvProblem, target: Cpu) -> Plan:
+    """Return the fastest predicted tiling of a layer and its gradients."""
+    layer = problem.convolution
+    sizes = sorted((f, t) for t, f in tile_sizes(target.registers, 1) if t <= MOST_TAPS)
+    tiling = fastest_tiling(layer.filters // layer.groups, layer.products, sizes, step_cycles)
+    return Plan(Copies(layer, target.lanes), *tiling)
 
 
 def _copy_sums(plan: Plan, sums: np.ndarray, out: np.ndarray) -> None:
@@ -137,8 +135,9 @@ def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
 
 
 @compiled_once
-def _compiled(plan: Plan, target: Cpu) -> Any:
-    """Compile (x, y, copies, offsets, sums, images), which adds the gradients of some images to the sums."""
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
+    """Plan, and compile (x, y, copies, offsets, sums, images), which adds the gradients of some images to the sums."""
+    plan = make_plan(problem, target)
     layer, module = plan.layer, Module("pixel_reduction", target)
     copy = plan.copies.build(module)
     tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
@@ -155,18 +154,12 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
                     number = (group * block_count + block) * tile_count + tile
                     to = sums[number * plan.tile_sums]
                     tiles[filters, taps](gradients, images_of_group, offsets[before], to, images)
-    return f.compiled()
-
-
-def _plan(problem: ConvProblem) -> Plan:
-    target = cpu()
-    return make_plan(problem.convolution.with_batch(1), target.lanes, target.registers)
+    return plan, f.compiled()
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out (M, C / G, K, L) from x and w, which is the gradient of y; the threads share the images."""
-    plan = _plan(problem)
-    reduce = _compiled(plan, cpu())
+    plan, reduce = _layer(problem, cpu())
     chunks = ceil_div(problem.batch, plan.images)
     parts = min(chunks, max(threads, min(PARTS, SUMS_BYTES // (8 * plan.sums))))
     edges = [chunks * part // parts * plan.images for part in range(parts)] + [problem.batch]
@@ -199,14 +192,14 @@ def limits(problem: ConvProblem) -> list[str]:
 
 def bound(problem: ConvProblem) -> float:
     """Return the error bound: a lane sums the products of a few images, the lanes are added, the result is rounded."""
-    plan = _plan(problem)
+    plan = make_plan(problem, cpu())
     return sum_bound(plan.images * (plan.pixels // plan.lanes + 1) + int(math.log2(plan.lanes))) + 2 * EPS32
 
 
 KERNEL = CpuKernel(
     "pixel_reduction",
     "weight gradients with pixels in the lanes, compiled for the layer",
-    *sharing(run, lambda problem, out: _compiled(_plan(problem), cpu())),
+    *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=ATTRIBUTES | {WEIGHT_GRADIENT},
     error_bound=bound,

@@ -17,7 +17,6 @@ Source: as ``direct``.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import CAPACITY, Cpu, Function, Module, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _padded, im2col
@@ -40,7 +39,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Plan:
-    """The tiling of one layer, compared by identity: filters per block, in a group, and vectors of pixels per tile.
+    """The tiling of one layer: filters per block, in a group, and vectors of pixels per tile.
 
     ``scratch``: floats of scratch per thread, for the copies of a group and a vector that may be read beyond them.
     """
@@ -50,12 +49,11 @@ class Plan:
         self.scratch = copies.layer.channels // copies.layer.groups * copies.channel + copies.lanes
 
 
-@cache
-def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the fastest predicted tiling for vectors of ``lanes`` floats and ``registers`` vector registers."""
-    copies = Copies(layer, lanes)
-    filters, vectors = layer.filters // layer.groups, ceil_div(copies.pixels, lanes)
-    return Plan(copies, *fastest_tiling(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
+def make_plan(layer: ConvProblem, target: Cpu) -> Plan:
+    """Return the fastest predicted tiling."""
+    copies = Copies(layer, target.lanes)
+    filters, vectors = layer.filters // layer.groups, ceil_div(copies.pixels, target.lanes)
+    return Plan(copies, *fastest_tiling(filters, vectors, tile_sizes(target.registers, SPARE), step_cycles))
 
 
 def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
@@ -80,8 +78,9 @@ def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
 
 
 @compiled_once
-def _compiled(plan: Plan, target: Cpu) -> Any:
-    """Compile (x, w, y, copies, offsets, images) for packed weights and copies whose padding is zeros."""
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
+    """Plan, and compile (x, w, y, copies, offsets, images) for packed weights and copies whose padding is zeros."""
+    plan = make_plan(_padded.forward(problem), target)
     layer, lanes, pixels = plan.copies.layer, plan.copies.lanes, plan.copies.pixels
     module = Module("tap_copies", target)
     copy = plan.copies.build(module)
@@ -100,13 +99,7 @@ def _compiled(plan: Plan, target: Cpu) -> Any:
                     last = (first + (vectors - 1) * lanes).min(max(pixels - lanes, 0))
                     pointers = copies[first], copies[last], factors, block[first], block[last], offsets
                     tiles[filters, vectors](*pointers)
-    return f.compiled()
-
-
-@lru_cache(CAPACITY)
-def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
-    plan = make_plan(_padded.forward(problem), target.lanes, target.registers)
-    return plan, _compiled(plan, target)
+    return plan, f.compiled()
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:

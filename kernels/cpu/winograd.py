@@ -35,7 +35,6 @@ Method for Convolution Acceleration, AAAI 2020.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _winograd_code, direct
@@ -83,14 +82,9 @@ GAIN, SCRATCH_BYTES = {"avx2": 1.1, "avx512": 1.4}, 4 << 20
 
 
 @compiled_once
-def _compiled(plan: WinogradPlan, target: Cpu) -> Any:
-    return _winograd_code.build(plan, target).compiled()
-
-
-@lru_cache(CAPACITY)
 def _layer(layer: ConvProblem, target: Cpu) -> tuple[WinogradPlan, Any]:
     plan = make_plan(layer, target.lanes, target.registers)
-    return plan, _compiled(plan, target)
+    return plan, _winograd_code.build(plan, target).compiled()
 
 
 def reasons(problem: ConvProblem) -> list[str]:
@@ -121,7 +115,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
     """Compile for the layer, if that has not been done; also compile ``direct`` for all images and for some."""
-    _layer(problem.with_batch(1), cpu())
+    _layer(problem, cpu())
     direct.prepare(problem, out)
     direct.prepare(problem, np.empty(1, np.float32))
 
@@ -134,7 +128,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     found_reasons = reasons(problem)
     if found_reasons:
         raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(found_reasons)}")
-    plan, conv = _layer(problem.with_batch(1), cpu())
+    plan, conv = _layer(problem, cpu())
     packed = packed_weights(plan, w)
     sparse = [np.mean(image == 0) > ZEROS for image in x[:: ceil_div(len(x), SAMPLE)]]
     # With a larger share of sparse images, computing these twice costs more time than winograd saves on all images.

@@ -27,7 +27,6 @@ Sources: as in ``winograd``; the panels follow the blocking that ``direct`` name
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from ece408_op.core.kernel import CpuKernel, sum_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import CAPACITY, Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _padded, direct
@@ -45,9 +44,6 @@ from ._ir import LINE_FLOATS
 from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
 from ._winograd_plan import magnitude_matrix
 from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
-
-#: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
-BLOCKS = {4: 4, 8: 4, 16: 8}
 
 #: The average numbers other than zero per window from which errors keep a plain sum's bound. The average is estimated
 #: from SAMPLES groups of neighbouring pixels of an image, each as long as a cache line.
@@ -59,27 +55,10 @@ INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES = 100, 60, 18
 
 
 @compiled_once
-def _compiled(plan: GemmPlan, target: Cpu) -> Any:
-    return build(plan, target).compiled()
-
-
-@compiled_once
-def _weights(plan: GemmPlan, gradient: bool, target: Cpu) -> Any:
-    strides = (9, 9 * plan.layer.filters) if gradient else (9 * plan.layer.channels, 9)
-    return weights_function(plan, strides, gradient, target).compiled()
-
-
-@cache
-def make_plan(layer: ConvProblem, lanes: int) -> GemmPlan:
-    """Return the tiling for vectors of ``lanes`` tiles; the layer has a batch of one."""
-    return GemmPlan(layer, lanes, BLOCKS[lanes])
-
-
-@lru_cache(CAPACITY)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[GemmPlan, Any, Any]:
-    """Return the plan and the functions that convolve and that transform weights; the batch is one."""
-    plan = make_plan(_padded.forward(problem), target.lanes)
-    return plan, _compiled(plan, target), _weights(plan, isinstance(problem, DataGradient), target)
+    """Return the plan and the functions that convolve and that transform weights."""
+    plan, turned = GemmPlan(_padded.forward(problem), target.lanes), isinstance(problem, DataGradient)
+    return plan, build(plan, target).compiled(), weights_function(plan, turned, target).compiled()
 
 
 def limits(problem: ConvProblem) -> list[str]:
@@ -93,7 +72,7 @@ def is_profitable(problem: ConvProblem) -> bool:
     """Return whether this kernel is predicted to be faster than ``direct``, with errors as small."""
     if problem.products < PRODUCTS or KERNEL.not_supported_reasons(problem):
         return False
-    plan = make_plan(_padded.forward(problem), cpu().lanes)
+    plan = GemmPlan(_padded.forward(problem), cpu().lanes)
     channels, filters, lanes = plan.layer.channels, plan.layer.filters, plan.lanes
     vectors = max(PANEL - 1, ceil_div(problem.batch * plan.tiles, lanes))
     parts = problem.batch * plan.tiles // plan.tile_columns * ceil_div(plan.tile_columns, lanes)  # of vectors, in rows
@@ -104,7 +83,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand; the threads share the chunks of weights, then claim panels."""
-    plan, conv, weights = _layer(problem.with_batch(1), cpu())
+    plan, conv, weights = _layer(problem, cpu())
     sparse = _sparse(plan, x)
     packed = memory.aligned(plan.chunks * plan.chunk_weights)
     memory.advise_huge_pages(packed)
@@ -167,7 +146,7 @@ KERNEL = CpuKernel(
     "winograd_gemm",
     "3 x 3 filters with fewer multiplications, as matrix products, compiled for the layer",
     run,
-    lambda problem, out: _layer(problem.with_batch(1), cpu()),  # not what ``direct`` needs for rare images
+    lambda problem, out: _layer(problem, cpu()),  # not what ``direct`` needs for rare images
     limits,
     features=frozenset({PAD, DATA_GRADIENT}),
     error_bound=bound,
