@@ -232,9 +232,9 @@ class Value:
         """Return the pointer to floats as one to "f64" or "i64"."""
         return Value(self.f, self.f.b.bitcast(self.ir, _POINTED_TO[pointed_to].as_pointer()))
 
-    def pointer_at(self, offset: int, pointed_to: str = "i64") -> Value:
-        """Return the pointer to what lies ``offset`` bytes from this address, a 64-bit integer."""
-        return Value(self.f, self.f.b.inttoptr((self + offset).ir, _POINTED_TO[pointed_to].as_pointer()))
+    def pointer_at(self, offset: int) -> Value:
+        """Return the pointer to the 64-bit integer ``offset`` bytes from this address, a 64-bit integer."""
+        return Value(self.f, self.f.b.inttoptr((self + offset).ir, I64.as_pointer()))
 
     def load(self, lanes: int = 1, aligned: bool = False) -> Value:
         """Load a number, or a vector, which begins at an element, or if ``aligned`` at a multiple of its size."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import I64, Cpu, Function, Module, Value
+from ece408_op.runtime.llvm import Cpu, Function, Module, Value
 
 from ._ir import LINE_FLOATS, add_products, claimed_images, each_part, transposed
 from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan
-
-#: The most channels that are unrolled.
-UNROLL = 4
 
 #: Prefetch distance of y's lines, in filters.
 PREFETCH_FILTERS = 2
@@ -26,26 +22,21 @@ def outputs(first: Value, second: Value, both: Value, opposite: Value | None = N
 
 
 def _class_tile(module: Module, plan: WinogradPlan, filters: int, pairs: int) -> Function:
-    """Build (table, w, to, x, count), which adds up the ``count`` products of one class, over all channels.
+    """Build (table, inputs, w, to, count), which adds up the ``count`` products of one class, over all channels.
 
-    A tile has ``filters`` filters x ``pairs`` neighbouring pairs of columns. ``table`` has the addresses of the
-    products' inputs for the first pairs; this tile's are ``x`` bytes further on. ``w`` has the block's packed weights
-    of the class.
+    A tile has ``filters`` filters x ``pairs`` neighbouring pairs of columns. ``table`` has the products' offsets in
+    ``inputs``, and ``w`` the block's packed weights of the class.
     """
     lanes, channels = plan.lanes, plan.layer.channels
-    with Function(module, f"tile_{filters}_{pairs}", "table:i64 w to", "x count") as f:
-        table, w, to, x, count = f.arguments
-        unroll = max(u for u in range(1, UNROLL + 1) if channels % u == 0)
+    with Function(module, f"tile_{filters}_{pairs}", "table:i64 inputs w to", "count") as f:
+        table, inputs, w, to, count = f.arguments
         with f.loop(count, [f.vector(0.0)] * (filters * pairs)) as each:
-            inputs = (table[each.index].load() + x).pointer_at(0, "f32")
-            weights = w[each.index * (channels * filters)]
-            with f.loop(channels // unroll, each.values) as some:
-                for u in range(unroll):
-                    here = inputs[some.index * (unroll * lanes)][u * lanes]
-                    values = [here[p * plan.pair_stride].load(lanes, aligned=True) for p in range(pairs)]
-                    factors = weights[some.index * (unroll * filters)][u * filters]
-                    some.values = add_products(some.values, values, factors, filters)
-            each.values = some.values
+            first, weights = inputs[table[each.index].load()], w[each.index * (channels * filters)]
+            with f.loop(channels, each.values) as c:
+                here = first[c.index * lanes]
+                values = [here[p * plan.pair_stride].load(lanes, aligned=True) for p in range(pairs)]
+                c.values = add_products(c.values, values, weights[c.index * filters], filters)
+            each.values = c.values
         for number, total in enumerate(each.values):
             m, p = divmod(number, pairs)
             to[m * plan.sum_stride + p * lanes].store(total, aligned=True)
@@ -161,18 +152,13 @@ def _output_rows(module: Module, plan: WinogradPlan) -> Function:
     return f
 
 
-def _input_addresses(plan: WinogradPlan, scratch: Value, number: Value) -> Value:
-    """Fill the table of the products' input addresses for pair of output rows ``number``, in the classes' order."""
-    ring = []
-    for shift in range(plan.ring):
-        ring.append(scratch[(number + shift) % plan.ring * plan.row_stride + plan.offsets["ring"]])
-    table = scratch[plan.offsets["table"]].to("i64")
+def _input_offsets(plan: WinogradPlan, table: Value, number: Value) -> None:
+    """Fill the table with the offsets in the ring of the inputs of pair of output rows ``number``'s products."""
+    rows = [(number + shift) % plan.ring * plan.row_stride for shift in range(plan.ring)]
     numbers = [pair for families in plan.classes for pair in plan.products(*families)]
     for entry, (down, across) in enumerate((plan.cut.slots[i], plan.cut.slots[j]) for i, j in numbers):
         form = down.form * len(plan.cut.forms) + across.form
-        address = ring[down.shift][form * plan.form_stride + across.shift * plan.pair_stride]
-        table[entry].store(Value(scratch.f, scratch.f.b.ptrtoint(address.ir, I64)))
-    return table
+        table[entry].store(rows[down.shift] + (form * plan.form_stride + across.shift * plan.pair_stride))
 
 
 def _rows(module: Module, plan: WinogradPlan) -> Function:
@@ -182,16 +168,17 @@ def _rows(module: Module, plan: WinogradPlan) -> Function:
     finish = {(m, p): _add_classes(module, plan, m, p) for m, p in tiles}
     with Function(module, "rows", "w scratch", "number") as f:
         w, scratch, number = f.arguments
-        table = _input_addresses(plan, scratch, number)
-        sums, to = scratch[plan.offsets["sums"]], scratch[plan.offsets["y"]]
+        table, ring, sums, to = (scratch[plan.offsets[part]] for part in ("table", "ring", "sums", "y"))
+        table = table.to("i64")
+        _input_offsets(plan, table, number)
         for pairs, column, _ in each_part(f, plan.tiles):
-            x = column * (ITEM_BYTES * plan.pair_stride)
+            inputs = ring[column * plan.pair_stride]
             for filters, above, _ in each_part(f, plan.blocks):
                 entry = 0
                 for place, families in enumerate(plan.classes):
                     count = len(plan.products(*families))
                     weights = w[above * (plan.product_count * channels) + entry * channels * filters]
-                    tiles[filters, pairs](table[entry], weights, sums[place * plan.class_stride], x, count)
+                    tiles[filters, pairs](table[entry], inputs, weights, sums[place * plan.class_stride], count)
                     entry += count
                 finish[filters, pairs](sums, to[column * (2 * plan.lanes) + above * plan.output_stride])
     return f
