@@ -104,7 +104,10 @@ class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
     original: Any
 
     def __init__(self, node: Any, variables: list[Any], original: Any) -> None:
-        super().__init__(node, variables, original.collect_params())
+        shared = original.collect_params()
+        super().__init__(node, variables, shared)
+        # In the original's order, not the graph's, because programs pair the parameters of two blocks by their order.
+        self.params._params = {name: own for name, own in shared.items() if name in self.params}
         # Block.__setattr__ would make the original block a child.
         object.__setattr__(self, "original", original)
 

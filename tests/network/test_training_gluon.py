@@ -30,6 +30,7 @@ def test_a_gluon_block(mode):
         for one in (net, behind):
             one.initialize(mx.init.Xavier())
         first = ece408_op.gluon.on_gpu(net, x) if on_gpu else net
+        assert list(first.collect_params()) == list(net.collect_params())
         behind(net(x))
         first.hybridize(**mode)
         behind.hybridize()
