@@ -66,17 +66,17 @@ def test_values_stay_split_between_layers_that_can_compute_them(middle, split):
     assert abs(got - expected).max() <= 1e-4 * abs(expected).max()
 
 
-def test_two_readers_share_a_conversion():
-    first = relu(wide(data, "first"), "act")
-    symbol = S.Group([S.exp(first), S.square(first), wide(first, "second")])
-    assert formats(symbol, (2, 3, 8, 8)) == (["first", "second"], ["first_join", "second_join"])
+first = relu(wide(data, "first"), "act")
 
 
-def test_a_layer_alone_stays_in_float32():
-    names, converted = formats(S.exp(wide(data, "only")), (2, 64, 8, 8))
-    assert (names, converted) == ([], [])
-
-
-def test_one_channel_and_few_filters_stay_in_float32():
-    symbol = wide(S.Pooling(wide(data, "first", 8), kernel=(2, 2), stride=(2, 2)), "second", 12)
-    assert formats(symbol, (2, 1, 8, 8)) == ([], [])
+@pytest.mark.parametrize(
+    ("symbol", "channels", "split", "converted"),
+    [
+        (S.Group([S.exp(first), S.square(first), wide(first, "second")]), 3, ["first", "second"], ["first", "second"]),
+        (S.exp(wide(data, "only")), 64, [], []),
+        (wide(S.Pooling(wide(data, "a", 8), kernel=(2, 2), stride=(2, 2)), "b", 12), 1, [], []),
+    ],
+    ids=["two readers of one conversion", "a layer alone", "one channel and few filters"],
+)
+def test_values_are_split_where_a_layer_gains_by_it(symbol, channels, split, converted):
+    assert formats(symbol, (2, channels, 8, 8)) == (split, [f"{name}_join" for name in converted])

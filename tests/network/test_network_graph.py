@@ -14,7 +14,7 @@ from network_case import mx, mxnets, ndarrays, ours, text_of, values
 import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError, ProblemError
-from ece408_op.network._network import parse, read_values, splits
+from ece408_op.network._network import parse, splits
 from ece408_op.network._schedule import plan
 
 S = mx.sym
@@ -77,10 +77,7 @@ def test_labels_need_not_be_float32():
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (
-            {"data": (2, 4, 8, 8)},
-            r"operator conv0: Shape inconsistent, Provided = \[4,3,3,3\], inferred shape=\(4,4,3,3\)",
-        ),
+        ({"data": (2, 4, 8, 8)}, r"operator conv0: Shape inconsistent, .* = \[4,3,3,3\], .*=\(4,4,3,3\)"),
         ({"data": (2, 3, 8)}, r"got shape \(2, 3, 8\), for which MXNet says: Error in operator conv0: .*4D"),
         ({"data": (2, 3, 8, 8), "fc0_bias": (6,)}, "fc0_bias: expected shape .5,."),
     ],
@@ -140,9 +137,7 @@ def test_attributes_and_inputs_are_checked():
 
     assert error("relu", slope="1", deep="2") == "(relu): deep, slope: unsupported attribute"
     assert error("relu", inputs=2) == "(relu): expected 1 inputs, data; got 2"
-    assert (
-        error("FullyConnected", 2, num_hidden="3") == "(FullyConnected): expected 3 inputs, data, weight, bias; got 2"
-    )
+    assert error("FullyConnected", 2, num_hidden="3").endswith("expected 3 inputs, data, weight, bias; got 2")
     assert error("clip", a_min="0") == "(clip): a_max: expected a number, got none"
     assert error("clip", a_min="2", a_max="-1") == "(clip): a_min: expected at most a_max, -1.0, got 2.0"
     assert error("Concat", 2, dim="1.5") == "(Concat): dim: expected a whole number, got 1.5"
@@ -314,28 +309,16 @@ MAKERS = (
 @given(st.integers(0, 10_000))
 @settings(max_examples=60)
 def test_no_two_living_values_share_memory(seed):
-    """In random graphs; and the planned memory, which starts as NaN, gives what MXNet gives."""
+    """Random graphs in the planned memory, which starts as NaN, give what MXNet gives; parameters stay as they are."""
     stream = np.random.RandomState(seed)
-    live = [data]
+    w = S.Variable("w")
+    live = [data, w]
     for _ in range(stream.randint(1, 12)):
         x, y = (live[i] for i in stream.randint(len(live), size=2))
         live.append(MAKERS[stream.randint(len(MAKERS))](x, y))
-    symbol = S.Group([live[-1], live[stream.randint(len(live))] * 1])
-    args = {"data": stream.uniform(-1, 1, (2, 3)).astype("f")}
-    network = fused(symbol, {"data": (2, 3)})
-    planned = plan(network, network.infer({"data": (2, 3)}))
-    nodes = network.graph.nodes
-    assert all(value == variable or nodes[value].operator.view for value, variable in planned.given.items())
-    ends = {value: planned.offsets[value] + 4 * prod(planned.shapes[value]) for value in planned.offsets}
-    computed = []
-    for number, node in network.operators:
-        later = {v for n, other in network.operators if n > number for v in read_values(other)} | {*network.outputs}
-        for value in computed if not node.operator.view else ():
-            if value in later and {value, number} <= ends.keys():
-                apart = ends[number] <= planned.offsets[value] or ends[value] <= planned.offsets[number]
-                assert apart, (number, value)
-        computed.append(number)
-    for got, expected in zip(ours(symbol, args, {}), mxnets(symbol, args, {})):
+    symbol = S.Group([w - data, live[-1], live[stream.randint(len(live))] * 1])
+    args = {name: stream.uniform(-1, 1, (2, 3)).astype("f") for name in ("data", "w")}
+    for got, expected in zip(ours(symbol, args, {}, calls=2), mxnets(symbol, args, {})):
         assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
