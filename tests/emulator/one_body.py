@@ -28,7 +28,9 @@ template <> void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const ms
 """
 
 
-def run(body: str, programs: Path, host: str = "", threads: int = 64, seconds: float = 30) -> emulator.Report:
+def run(
+    body: str, programs: Path, host: str = "", threads: int = 64, seconds: float = 30, source: str = SOURCE
+) -> emulator.Report:
     path = programs / "wrong.cuh"
-    path.write_text(SOURCE.format(body=body, host=host, threads=threads))
+    path.write_text(source.format(body=body, host=host, threads=threads))
     return emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)], seconds=seconds)[0]

@@ -222,9 +222,7 @@ def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: 
 )  # fmt: skip
 def test_a_sum_without_a_value_is_named(body: str, name: str, programs: Path) -> None:
     include = "#include <mma.h>\n" * ("wmma" in body)
-    path = programs / "unset.cuh"
-    path.write_text(include + SOURCE.format(body=body, host="", threads=64))
-    (finding,) = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])[0].findings
+    (finding,) = run(body, programs, source=include + SOURCE).findings
     assert (finding.kind, finding.line) == ("uninitialised", 7 + include.count("\n"))
     assert finding.message.endswith(f"no value at first: {name}")
 
@@ -314,6 +312,5 @@ def test_what_the_host_does_is_found_with_its_lines(name: str, programs: Path) -
 def test_too_much_shared_memory_and_too_many_constants_are_found(programs: Path) -> None:
     (finding,) = run("__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];", programs).findings
     assert (finding.kind, finding.line) == ("call", 13)
-    (programs / "wrong.cuh").write_text(SOURCE.replace("2 * 25", "16400").format(body="y[i] = 0;", host="", threads=64))
-    found = emulator.run_layers(emulator.compile(programs / "wrong.cuh", folder=programs), [(X, W)])[0].findings
+    found = run("y[i] = 0;", programs, source=SOURCE.replace("2 * 25", "16400")).findings
     assert [(one.kind, one.line) for one in found] == [("call", 10)] and "bytes of __constant__" in found[0].message

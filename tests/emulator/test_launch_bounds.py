@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import one_body
 import pytest
-from one_body import SOURCE, W, X
+from one_body import SOURCE
 
 from ece408_op import emulator
 from ece408_op.emulator._rewrite import rewrite
 
 
 def run(kernel: str, host: str, programs: Path) -> emulator.Report:
-    path = programs / "bounds.cuh"
-    text = SOURCE.replace("__global__ void run", f"{kernel}\n__global__ void run")
-    path.write_text(text.format(body="y[i] = 0;", host=f"{host} return;", threads=64))
-    (report,) = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)])
-    return report
+    source = SOURCE.replace("__global__ void run", f"{kernel}\n__global__ void run")
+    return one_body.run("y[i] = 0;", programs, f"{host} return;", source=source)
 
 
 def test_a_block_of_more_threads_than_the_launch_bounds_is_found(programs: Path) -> None:

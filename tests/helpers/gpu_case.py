@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,23 +48,6 @@ def check_refusal(kernel: CudaKernel, problem: ConvProblem) -> str:
         # These arrays have no memory: the call must not read or write any.
         kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in problem.shapes))
     return reasons
-
-
-def supported(kernel: CudaKernel, problems: Sequence[ConvProblem], least: int = 1) -> list[ConvProblem]:
-    """Return the problems that the kernel takes on this GPU: at least ``least``, or the test fails.
-
-    Skip the test if the GPU cannot run the kernel at all, or if the kernel computes a gradient only.
-    """
-    require_gpu()
-    chip = cuda.chip()
-    if not kernel.runs_on(chip):
-        pytest.skip(f"{kernel.name} does not take the layer: it does not run on {chip.name}")
-    for reason in kernel.not_supported_reasons(problems[0], chip):
-        if reason.endswith("gradient only"):
-            pytest.skip(f"{kernel.name} does not take the layer: {reason}")
-    found = [problem for problem in problems if not kernel.not_supported_reasons(problem, chip)]
-    assert len(found) >= least, f"{kernel.name} takes {len(found)} of {len(problems)} problems, expected {least}"
-    return found
 
 
 def inputs(cupy: Any, problem: ConvProblem, seed: int = 0) -> tuple[Any, Any, Any]:

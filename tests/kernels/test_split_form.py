@@ -8,7 +8,7 @@ import numpy as np
 import nvrtc
 import pytest
 from cuda_layers import chip_of
-from gpu_case import supported
+from gpu_case import require_support
 from test_split_form_emulated import RELU, joined
 
 from ece408_op.core import reference
@@ -125,8 +125,8 @@ def _assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, layer: _Layer, ad
 @pytest.mark.parametrize("problem", LAYERS, ids=str)
 @pytest.mark.parametrize("special", ["", "infinity", "tiny", "infinite weight", "tiny weight"])
 def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
-    supported(wide.FP16X3[1], [problem])  # the split form runs where this kernel does
-    cp, rng = cuda.cupy(), np.random.default_rng(408)
+    cp = require_support(wide.FP16X3[1], problem)  # the split form runs where this kernel does
+    rng = np.random.default_rng(408)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
     if special == "infinity":
         x[0, 0, 2, 2], x[-1, -1, -1, -1] = np.inf, np.nan

@@ -24,9 +24,14 @@ from ece408_op.submission import EndedError, HarnessError, build, sandbox, sourc
 from ece408_op.submission.runner import compile_file
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.sources import pointed_to
-from ece408_op.submission.worker import python_program
+from ece408_op.submission.worker import Program, python_program
 
 TOOLS = Tools(Path("/tools"))
+
+
+def compiled(source: Path, tools: Tools, context: str = "cpu", architecture: str = "") -> Program:
+    with build.new_folder("build") as folder:
+        return build.build(source, context, folder, tools, sandbox.LimitsSpec(), architecture)
 
 
 def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path: Path) -> None:
@@ -245,36 +250,36 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monke
         compile_file(path)
 
 
+NO_SPACE = "#error No space left on device\n"
+
+
 @needs_sandbox
 @pytest.mark.parametrize(
-    ("lacks", "said"), [("compiler", "that the sandbox sees"), ("disk", "64 MB of disk for the compiler, got 1: /")]
+    ("lacks", "text", "error", "said"),
+    [
+        ("compiler", NO_SPACE, HarnessError, "that the sandbox sees"),
+        ("disk", NO_SPACE, HarnessError, "64 MB of disk for the compiler, got 1: /"),
+        ("disk", "void cut(", EndedError, "expected"),
+    ],
+    ids=["no compiler", "no disk", "little disk and an error of its own"],
 )
-def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, said, monkeypatch, tmp_path) -> None:
+def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said, monkeypatch, tmp_path) -> None:
     source, tools = tmp_path / "new-forward.h", build.tools()
-    source.write_text("#error No space left on device\n", encoding="utf-8")
+    source.write_text(text, encoding="utf-8")
     if lacks == "compiler":
         monkeypatch.setattr(build, "compiler", lambda name: f"/nowhere/{name}")
     else:
         monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    with build.new_folder("build") as folder, pytest.raises(HarnessError, match=said):
-        build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())
-
-
-@needs_sandbox
-def test_a_files_own_error_is_one_where_there_is_little_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source, tools = tmp_path / "new-forward.h", build.tools()
-    source.write_text("void cut(", encoding="utf-8")
-    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    with build.new_folder("build") as folder, pytest.raises(EndedError, match="expected"):
-        build.build(source, "cpu", folder, tools, sandbox.LimitsSpec())
+    with pytest.raises(error, match=said):
+        compiled(source, tools)
 
 
 @needs_sandbox
 def test_a_name_that_no_include_takes(tmp_path: Path) -> None:
     source = tmp_path / 'a"b>\nc.h'
     source.write_text("#error seen", encoding="utf-8")
-    with build.new_folder("build") as folder, pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
-        build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
+    with pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
+        compiled(source, build.tools())
 
 
 @needs_sandbox
@@ -283,9 +288,8 @@ def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) ->
     source = tmp_path / "new-forward.h"
     # Only for C++14 is the header in front of the file precompiled.
     source.write_text('#include "string.h"\n#if __cplusplus < 201703L\n#error C++17\n#else\nint one = own;\n#endif\n')
-    with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
-        build.build(source, "cpu", folder, build.tools(), sandbox.LimitsSpec())
-    assert ended.value.reason.startswith("it has no forward(y, x, w)")
+    with pytest.raises(EndedError, match=r"^\w+: it has no forward\(y, x, w\)"):
+        compiled(source, build.tools())
 
 
 @needs_sandbox
@@ -299,9 +303,8 @@ def test_a_helper_in_a_folder_below_includes_one_at_the_top(context: str, tmp_pa
     (tmp_path / "impl" / "a.h").write_text('#include "b.h"\n#include <string.h>\n')
     source = tmp_path / "new-forward.h"
     source.write_text('#include "b.h"\n#include "impl/a.h"\nint one = own;\n')
-    with build.new_folder("build") as folder, pytest.raises(EndedError) as ended:
-        build.build(source, context, folder, build.tools(), sandbox.LimitsSpec(), "sm_90" if context == "gpu" else "")
-    assert ended.value.reason.startswith("it has no forward(y, x, w)")
+    with pytest.raises(EndedError, match=r"^\w+: it has no forward\(y, x, w\)"):
+        compiled(source, build.tools(), context, "sm_90" if context == "gpu" else "")
 
 
 def test_a_kernel_that_waits_for_its_own_kernels_is_not_supported() -> None:
