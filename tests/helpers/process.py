@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,6 +39,16 @@ def printed(*arguments: object, **words: object) -> str:
     done = python(*arguments, **words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def has_ended(word: str, seconds: float = 60) -> bool:
+    """Wait until no process has the word in its command line; False where one still has."""
+    end = time.monotonic() + seconds
+    while not subprocess.run(["pgrep", "-f", word], capture_output=True, check=False).returncode:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> None:

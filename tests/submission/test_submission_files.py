@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from process import has_ended
 from sandbox import needs_sandbox
 from submissions import touch
 
@@ -219,21 +220,11 @@ def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path: Path
         closing = threading.Timer(number % 20 / 2000, running.close)
         closing.start()
         with open(tmp_path / "output", "wb") as output, suppress(HarnessError, EndedError):
-            sandbox.start(
-                replace(tools, processes=running), ["/bin/sleep", name], sandbox.LimitsSpec(), 60, output
-            ).end()
+            own = replace(tools, processes=running)
+            sandbox.start(own, ["/bin/sleep", name], sandbox.LimitsSpec(), 60, output).end()
         closing.join()
 
-    def alive() -> list[str]:
-        lines = subprocess.run(
-            ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        return [line for line in lines if name in line]
-
-    end = time.monotonic() + 30
-    while alive() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not alive()
+    assert has_ended(name, 30)
 
 
 def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monkeypatch, tmp_path) -> None:
