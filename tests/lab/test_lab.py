@@ -24,17 +24,18 @@ from ece408_op.lab import _check
 from ece408_op.problem import ConvProblem
 
 STARTERS = Path(folders[0]) / "starters"
+#: A right file: a block has a tile of x and a filter in shared memory.
+TILED = Path(__file__).parents[1] / "submissions" / "gpu" / "shared.cuh"
 SMALL = ("--layer", "2x9x9x3x3")
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_emulator = pytest.mark.usefixtures("emulates")
 
 
-def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
-    """The tests' own file of that name, or the starter of that suffix, with other text in places."""
+def changed(folder: Path, name: str, *changes: tuple[str, str], source: Path | None = None) -> Path:
+    """The source, or the starter of the name's suffix, with other text in places."""
     starter = STARTERS / {".h": "new-forward.h", ".cu": "my_kernel.cu"}[Path(name).suffix]
-    own = Path(__file__).with_name(name)
-    text = (own if own.exists() else starter).read_text(encoding="utf-8")
+    text = (source or starter).read_text(encoding="utf-8")
     for before, after in changes:
         assert before in text, before
         text = text.replace(before, after)
@@ -244,29 +245,27 @@ def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("output", "words", "other"),
     [
-        ("sums[f] + x[10000000]", "3 x 3: WRONG line 33: out of bounds: reads", "elements are wrong"),
-        ("sums[f] + (x[170] == 1)", "all the same; a GPU.s may be wrong line 33: out of bounds:", "elements are wrong"),
+        ("sum + x[10000000]", "3 x 3: WRONG line 38: out of bounds: reads", "elements are wrong"),
+        ("sum + (x[170] == 1)", "all the same; a GPU.s may be wrong line 38: out of bounds:", "elements are wrong"),
         ("0", r"Your output is 0 everywhere\.", "channel"),
-        ("sums[f] * sums[f]", r"The wrong elements are everywhere\.$", "9999"),
+        ("sum * sum", r"The wrong elements are everywhere\.$", "9999"),
     ],
     ids=["ended", "reads beyond", "zeros", "everywhere"],
 )
 def test_what_is_told_of_an_output(tmp_path, capsys, output, words, other) -> None:
-    path = changed(tmp_path, "tiles.cu", ("= sums[f];", f"= {output};"))
+    path = changed(tmp_path, "tiles.cu", ("= sum;", f"= {output};"), source=TILED)
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(words, printed) and other not in printed, printed
 
 
-#: A text of tiles.cu and what replaces it, what the lab tells, as a regular expression, and its exit code.
+#: A text of TILED and what replaces it, what the lab tells, as a regular expression, and its exit code.
 MISTAKES = {
     "half precision": ("+= tile[", "+= (float)(__half)tile[", "rounding errors of half precision", 0),
-    "no barrier": ("    __syncthreads();\n    for", "    for", r"lines \d+ and \d+: race", 1),
-    "tile halo": ("row < H &&", "n / side < TILE && n % side < TILE &&", "its halo of K - 1 rows and columns", 1),
-    "adds to y": ("* columns + j] = sums", "* columns + j] += sums", "right only while y is 0 before the call", 0),
-    "beyond a local array": ("f < FILTERS && first + f < M; f++)\n      for", "first + f < M; f++)\n      for",
-                             "line 28: out of bounds: index 4 is beyond sums", 1),
-    "barrier in a branch": ("    __syncthreads();\n  }", "    if (i < rows) __syncthreads();\n  }",
+    "no barrier": ("        __syncthreads();\n        for", "        for", r"lines \d+ and \d+: race", 1),
+    "tile halo": ("? x4d", "&& i < TILE_WIDTH && j < TILE_WIDTH ? x4d", "its halo of K - 1 rows and columns", 1),
+    "adds to y": ("= sum;", "+= sum;", "right only while y is 0 before the call", 0),
+    "barrier in a branch": ("        __syncthreads();\n    }", "        if (h0 + ty < H_out) __syncthreads();\n    }",
                             r"lines? [\d and]+: (barrier|race)", 1),
 }  # fmt: skip
 
@@ -282,7 +281,7 @@ def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request) -> None:
     elif require_gpu() and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     before, after, words, code = MISTAKES[mistake]
-    path = changed(tmp_path, "tiles.cu", (before, after))
+    path = changed(tmp_path, "tiles.cu", ("TILE_WIDTH 16", "TILE_WIDTH 8"), (before, after), source=TILED)
     options = ["--emulate"] if where == "emulated" else []
     found = lab.main([str(path), "--layer", "3x13x13x10x3", "--images", "3", *options])
     printed = " ".join(capsys.readouterr().out.split())
