@@ -135,21 +135,13 @@ def _symbol(
     for each, value in inputs.items():
         if value is not None and not isinstance(value, mx.sym.Symbol):
             raise ProblemError(f"{each}: expected a Symbol as data is, got {type(value).__name__}")
-    name = _name_manager().get(name, OP_TYPE.lower())
     given = {each: value for each, value in inputs.items() if value is not None}
-    text = {**attributes.as_text(), **{key: str(value) for key, value in own.items()}, LAYER: name}
-    with mx.name.NameManager():  # not the current manager, which may put a prefix in front of a given name
+    with mx.name.NameManager() as manager:  # not the current manager, which may put a prefix in front of a given name
+        name = manager._old_manager.get(name, OP_TYPE.lower())
+        text = {**attributes.as_text(), **{key: str(value) for key, value in own.items()}, LAYER: name}
         return mx.sym.Custom(name=name, op_type=OP_TYPE, **given, **text)
 
 
 def _legacy(value: Any) -> Any:
     """Return an array or Symbol of mx.np as one of mx.nd or mx.sym with the same memory, and others as they are."""
     return value.as_nd_ndarray() if isinstance(value, (mx.np.ndarray, mx.sym.np._Symbol)) else value
-
-
-def _name_manager() -> Any:
-    """Return the current manager of MXNet's operator names; MXNet's public property for it warns at every use."""
-    current = mx.name.NameManager._current
-    if not hasattr(current, "value"):
-        current.value = mx.name.NameManager()
-    return current.value
