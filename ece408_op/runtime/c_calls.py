@@ -47,6 +47,3 @@ def _calls() -> Any:
             loop.values = [loop.values[0] | llvm.Value(f, f.b.zext(result, llvm.I64))]
         found.store(loop.values[0])
     return f.compiled()
-
-
-__all__ = ("ARGUMENTS", "address_of", "any_nonzero")

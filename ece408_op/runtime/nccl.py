@@ -182,6 +182,3 @@ def _call(name: str, *arguments: Any) -> None:
     if status:
         reason = _library().ncclGetErrorString(status).decode()
         raise DeviceError(f"{name}: expected success, got {reason}; NCCL_DEBUG=WARN in the environment says more")
-
-
-__all__ = ("Communicator", "communicator")

@@ -102,6 +102,3 @@ def using(arrays: Sequence[np.ndarray], wants: bool = False) -> Iterator[list[bo
                 one.users -= 1
         if used:
             _unpin_unused(used, cuda.cupy().cuda.runtime)
-
-
-__all__ = ("LEAST_BYTES", "Pinned", "using", "wanted")

@@ -42,6 +42,3 @@ def jinja2() -> Any:
         return import_module("jinja2")
     except ImportError as error:
         raise DeviceError(f"expected Jinja2 for pages, got {error}; {command('report')}") from None
-
-
-__all__ = ("environment", "jinja2", "render")
