@@ -78,7 +78,7 @@ def test_the_worst_element_is_named(records: dict[str, dict[str, Any]]) -> None:
 def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) -> None:
     for layer in records["textbook"]["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
-        assert len(timed) == 3
+        assert len(timed) == layer["seconds"]["count"] == 3
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
 

@@ -67,14 +67,6 @@ def trial(buffers: Buffers, steps: list[str], device: Device | None = None) -> T
     return one
 
 
-def test_every_timed_run_counts(buffers: Buffers) -> None:
-    this = trial(buffers, [TIMED, TIMED])
-    assert this.go_through(Worker(buffers))
-    assert this.result.layers[0].as_data()["seconds"]["count"] == 2
-    assert (this.result.layers[0].own_kernel_seconds or 0) > 0
-    assert this.result.status == "passed"
-
-
 @pytest.mark.parametrize("later", [1e-6, 5e-3])
 def test_the_least_time_of_an_empty_call_is_subtracted(later: float, buffers: Buffers) -> None:
     this, worker = trial(buffers, [TIMED, TIMED]), Worker(buffers)

@@ -22,10 +22,9 @@ class Runtime:
     CUDARuntimeError = CudaError
 
     def __init__(self):
-        self.pinned, self.refuses, self.calls = {}, set(), 0
+        self.pinned, self.refuses = {}, set()
 
     def hostRegister(self, address, size, flags):  # noqa: N802
-        self.calls += 1
         if address in self.refuses or address in self.pinned:
             raise CudaError("refused")
         self.pinned[address] = size
