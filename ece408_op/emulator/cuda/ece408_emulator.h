@@ -46,11 +46,6 @@ inline void __threadfence() { emulator::fence(); }
 inline void __threadfence_block() {}
 inline void __threadfence_system() { emulator::fence(); }
 
-namespace emulator {
-template <typename... Blocks>
-inline bool beyond_bounds(unsigned most_threads, Blocks...) { return beyond_bounds(most_threads); }
-}  // namespace emulator
-
 #include "device_functions.h"
 #include "warp_functions.h"
 #include "runtime_api.h"

@@ -95,9 +95,7 @@ inline void store_matrices(void *to, unsigned a, unsigned b, unsigned c, unsigne
     }
 }
 
-ECE408_PLAIN inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
-    mma_fp16(d, *reinterpret_cast<const unsigned(*)[4]>(a), b0, b1);
-}
+inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) { mma_fp16(d, a, b0, b1); }
 using emulator::wgmma;
 inline Descriptor matrix_descriptor(unsigned address, int leading, int stride) {
     return (address >> 4) | Descriptor(leading >> 4) << 16 | Descriptor(stride >> 4) << 32;

@@ -310,7 +310,7 @@ void run_grid(const Grid &grid) {
     end_launch(grid);
 }
 
-bool beyond_bounds(unsigned most_threads) {
+bool beyond_bounds(unsigned most_threads, unsigned, unsigned) {
     const unsigned count = thread_count;
     if (count > most_threads && !current && !(blockIdx.x | blockIdx.y | blockIdx.z))
         report("call", "the launch fails: a block of " + std::to_string(count) + " threads, and __launch_bounds__ allows " +

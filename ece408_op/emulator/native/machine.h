@@ -19,7 +19,8 @@ struct Grid {
     const void *code;
 };
 void run_grid(const Grid &grid);
-bool beyond_bounds(unsigned most_threads);  // whether the block has more, so that the launch fails
+// Whether the block has more threads than __launch_bounds__ allows, so that the launch fails.
+bool beyond_bounds(unsigned most_threads, unsigned least_blocks = 0, unsigned most_cluster_blocks = 0);
 
 // A warp's exchange of registers: every lane of `mask` passes a value and gets those of all lanes. Returns the mask of
 // the lanes that took part. code: the line of a report; by default the caller's.
@@ -73,8 +74,8 @@ void check_argument(const void *pointer, const void *code);  // of a launch
 double milliseconds();
 
 // A warp's products on tensor cores, by the fragments of the PTX ISA.
-void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);  // 16 x 8 x 16
-void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);  // 16 x 8 x 8
+void mma_fp16(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1);  // 16 x 8 x 16
+void mma_tf32(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1);  // 16 x 8 x 8
 // A warpgroup's 64 x 16, in registers or in shared memory, times 16 x columns in shared memory; `add`: plus d.
 void wgmma(float *d, const unsigned *a, unsigned long long b, int columns, bool add, bool transposed);
 void wgmma(float *d, unsigned long long a, unsigned long long b, int columns, bool add, bool transposed);

@@ -69,7 +69,7 @@ unsigned described(unsigned long long at, int row, int k, bool transposed) {
 
 // A warp's product with K steps; ``product(warp, row, column, k)`` is one of its terms.
 template <int K, typename Product>
-void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Product product) {
+void multiply(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1, Product product) {
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
@@ -84,13 +84,13 @@ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, P
 
 }  // namespace
 
-void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+void mma_fp16(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
     multiply<16>(d, a, b0, b1, [](int warp, int row, int column, int k) {
         return row_value(warp, row, k) * half_of(columns_of[warp][column * 4 + k % 8 / 2][k / 8], k);
     });
 }
 
-void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+void mma_tf32(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
     multiply<8>(d, a, b0, b1, [](int warp, int row, int column, int k) {
         return float_of(rows_of[warp][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) *
                float_of(columns_of[warp][column * 4 + k % 4][k / 4]);
