@@ -35,7 +35,7 @@ class NewProp(mx.operator.CustomOpProp):
     """Shapes, types and the creation of the operator, which has inputs data, weight and maybe bias, and one output."""
 
     def __init__(self, **attributes: str) -> None:
-        super().__init__(need_top_grad=True)
+        super().__init__()
         self._text = attributes
 
     @cached_property
@@ -58,10 +58,6 @@ class NewProp(mx.operator.CustomOpProp):
     ) -> list[int]:
         """Return the arrays that gradients read: the output's gradient, data and weight, so that no output is kept."""
         return [*out_grad, *in_data[:2]]
-
-    def list_outputs(self) -> list[str]:
-        """Return the output's name."""
-        return ["output"]
 
     @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
