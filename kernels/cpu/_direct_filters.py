@@ -22,7 +22,7 @@ from typing import Any
 
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
+from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once
 
 from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
@@ -112,34 +112,26 @@ def _tile(module: Module, plan: FilterPlan, size: tuple[int, int]) -> Function:
     return f
 
 
-def _transpose(module: Module, plan: FilterPlan, filters: int) -> Function:
-    """Build (sums, y), which transposes a block's sums [pixel][filter] into rows of the planes of y."""
-    lanes, plane = plan.lanes, plan.layer.output_height * plan.layer.output_width
-    with Function(module, f"transpose_{filters}", "sums y") as f:
-        sums, y = f.arguments
-        with f.range(ceil_div(plan.pixels, lanes)) as many, f.range(filters // lanes) as group:
-            first, m = (many * lanes).min(plan.pixels - lanes), group * lanes
-            source, to = sums[first * filters + m], y[m * plane + first]
-            rows = [source[i * filters].load(lanes, aligned=True) for i in range(lanes)]
-            for i, row in enumerate(transposed(rows)):
-                to[i * plane].store(row)
-    return f
+def _transpose(source: tuple[Value, int], to: tuple[Value, Operand], rows: Operand, columns: Operand) -> None:
+    """Emit the transposition of a matrix, whose sides are at least a vector; other arguments as of ``copy_rows``."""
+    f, lanes = source[0].f, source[0].f.module.target.lanes
+    with f.range((rows + (lanes - 1)) // lanes) as down, f.range((columns + (lanes - 1)) // lanes) as across:
+        # The last vectors overlap the vectors before them.
+        row, column = (down * lanes).min(rows - lanes), (across * lanes).min(columns - lanes)
+        read = [source[0][(row + i) * source[1] + column].load(lanes) for i in range(lanes)]
+        for i, vector in enumerate(transposed(read)):
+            to[0][(column + i) * to[1] + row].store(vector)
 
 
 @compiled_once
 def transpose_function(products: int, target: Cpu) -> Any:
     """Compile (w, packed, filters), which packs the weights of a block: [filter][product] to [product][filter].
 
-    It requires at least as many products as lanes, and filters that fill whole vectors.
+    It requires at least as many products, and filters, as lanes.
     """
-    lanes = target.lanes
     with Function(Module("pack", target), "pack", "w packed", "filters", exported=True) as f:
         w, packed, filters = f.arguments
-        with f.range(filters // lanes) as group, f.range(ceil_div(products, lanes)) as many:
-            first = (many * lanes).min(products - lanes)
-            source, to = w[group * (lanes * products) + first], packed[first * filters + group * lanes]
-            for i, column in enumerate(transposed([source[i * products].load(lanes) for i in range(lanes)])):
-                to[filters * i].store(column)
+        _transpose((w, products), (packed, filters), filters, products)
     return f.compiled()
 
 
@@ -147,7 +139,6 @@ def _rows(module: Module, plan: FilterPlan) -> Function:
     """Build (x, w, y, sums, later, band), which computes plan.rows rows of an image; the first row is at x and y."""
     layer, plane = plan.layer, plan.layer.output_height * plan.layer.output_width
     tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
-    transposes = {m: _transpose(module, plan, m) for m, _ in plan.blocks}
     tile_count, block_count = (sum(n for _, n in pieces) for pieces in (plan.tiles, plan.blocks))
     with Function(module, "rows", "x w y sums later", "band") as f:
         x, w, y, sums, later, band = f.arguments
@@ -160,7 +151,7 @@ def _rows(module: Module, plan: FilterPlan) -> Function:
                     ahead = later[tile_in_image * (plan.lines_ahead * LINE_FLOATS)]
                     here = x[row * layer.width + column]
                     tiles[filters, pixels](here, weights, sums[pixel * filters], outputs[pixel], ahead)
-            transposes[filters](sums, outputs)
+            _transpose((sums, filters), (outputs, plane), plan.pixels, filters)
     return f
 
 
