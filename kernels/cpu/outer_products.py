@@ -6,9 +6,9 @@ F x 2 sums, which stay in registers for all pixels of a chunk:
     w[m][c][p][q] = sum over images and pixels o of y[m][o] * pixels[o S + (p, q) D - P][c]      S stride, D dilation
 
 A work item is a block of channels and a part of the filters, for all images. Per chunk of rows (or of small images) it
-transposes its channels to [row][column][channel], with zeros around them for the padding P. Then, for each block of
-filters, it copies their gradients side by side, and sums the products of every tap. The sums of all chunks are added in
-float64, and written when all images are done. No sum crosses lanes, and threads share no sums.
+transposes its channels to [row][column][channel], with zeros around them for the padding P, and sums the products of
+each block of filters with each tap. The sums of all chunks are added in float64, and written when all images are done.
+No sum crosses lanes, and threads share no sums.
 
 Arithmetic intensity: 4*F FLOP per F + 2 lanes floats, from L1 and L2. Memory: x is read once per part of the filters, y
 once per block of channels. The multiply-adds limit it.
@@ -31,17 +31,7 @@ from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import F32, Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
-from ._ir import (
-    LINE_FLOATS,
-    Partition,
-    add_in_float64,
-    add_products,
-    copy_rows,
-    each_part,
-    partition,
-    transposed,
-    whole_lines,
-)
+from ._ir import Partition, add_in_float64, add_products, each_part, partition, transposed
 
 #: Vectors of channels per block, and filters per tile at most, by the number of registers.
 VECTORS, MOST_FILTERS = 2, {16: 6, 32: 12}
@@ -60,19 +50,18 @@ LEAST_FILLED, FEW_PIXELS = 0.85, 256
 class Plan:
     """The tiling of one layer, a batch of one.
 
-    filters          filters of a work item
-    blocks           filters of each block of a work item
-    rows, images     rows of a chunk, and images of a chunk
-    channels         channels of a block
-    taps             elements of a filter's channel
-    columns          columns of the padded image
-    input_rows       rows of the padded image that a chunk reads
-    bands            chunks of rows of an image
-    margin           floats before and after a chunk's transposed rows of an image, which transposing whole vectors may
-                     write; ``image``: floats of the rows with both margins
-    gradient_stride  floats from the gradients of a filter to the next; an odd number of cache lines
-    sums             sums of a work item
-    scratch          floats of scratch per thread: the sums in float64, the gradients of a block, the transposed rows
+    filters        filters of a work item
+    blocks         filters of each block of a work item
+    rows, images   rows of a chunk, and images of a chunk
+    channels       channels of a block
+    taps           elements of a filter's channel
+    columns        columns of the padded image
+    input_rows     rows of the padded image that a chunk reads
+    bands          chunks of rows of an image
+    margin         floats before and after a chunk's transposed rows of an image, which transposing whole vectors may
+                   write; ``image``: floats of the rows with both margins
+    sums           sums of a work item
+    scratch        floats of scratch per thread: the sums in float64, the transposed rows
     """
 
     def __init__(self, layer: ConvProblem, lanes: int, filters: int, blocks: Partition, rows: int, images: int) -> None:
@@ -83,10 +72,8 @@ class Plan:
         self.bands = ceil_div(layer.output_height, rows)
         self.margin = (2 + lanes // layer.width) * self.columns * self.channels
         self.image = self.input_rows * self.columns * self.channels + 2 * self.margin
-        lines = whole_lines(images * rows * layer.output_width) // LINE_FLOATS
-        self.gradient_stride = (lines | 1) * LINE_FLOATS
         self.sums = filters * self.taps * self.channels
-        self.scratch = 2 * self.sums + blocks[0][0] * self.gradient_stride + images * self.image
+        self.scratch = 2 * self.sums + images * self.image
 
 
 def make_plan(problem: ConvProblem, target: Cpu) -> Plan:
@@ -105,17 +92,18 @@ def make_plan(problem: ConvProblem, target: Cpu) -> Plan:
 def _tile(module: Module, plan: Plan, filters: int) -> Function:
     """Build (pixels, y, sums, images, rows), which adds a tap's products of a block of filters to the sums."""
     (layer, lanes), (sh, sw) = (plan.layer, plan.lanes), plan.layer.stride
+    plane = layer.output_height * layer.output_width
     with Function(module, f"tile_{filters}", "pixels y sums:f64", "images rows") as f:
         pixels, y, sums, images, rows = f.arguments
         with f.loop(images, [f.vector(0.0)] * (filters * VECTORS)) as image:
             with f.loop(rows, image.values) as row:
                 read = pixels[image.index * plan.image + row.index * (sh * plan.columns * plan.channels)]
-                gradients = y[image.index * (rows * layer.output_width) + row.index * layer.output_width]
+                gradients = y[image.index * (layer.filters * plane) + row.index * layer.output_width]
                 with f.loop(layer.output_width, row.values) as column:
                     here = read[column.index * (sw * plan.channels)]
                     vectors = [here[v * lanes].load(lanes, aligned=True) for v in range(VECTORS)]
                     factors = gradients[column.index]
-                    column.values = add_products(column.values, vectors, factors, filters, plan.gradient_stride)
+                    column.values = add_products(column.values, vectors, factors, filters, plane)
                 row.values = column.values
             image.values = row.values
         for number, value in enumerate(image.values):
@@ -158,14 +146,13 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     x, y and w begin at the item's first channel and filter; ``channels`` is the number of channels from there on.
     """
     plan = make_plan(problem, target)
-    layer, lanes, module = plan.layer, plan.lanes, Module("outer_products", target)
+    layer, module = plan.layer, Module("outer_products", target)
     transpose = _transpose(module, plan)
     tiles = {filters: _tile(module, plan, filters) for filters, _ in plan.blocks}
     plane, (height, width) = layer.height * layer.width, layer.y_shape[2:]
     with Function(module, "reduce", "x y w scratch", "batch channels", exported=True) as f:
         x, y, w, scratch, batch, channels = f.arguments
-        sums, gradients = scratch.to("f64"), scratch[2 * plan.sums]
-        rows_of_images = gradients[plan.blocks[0][0] * plan.gradient_stride + plan.margin]
+        sums, rows_of_images = scratch.to("f64"), scratch[2 * plan.sums + plan.margin]
         chunks = (batch + (plan.images - 1)) // plan.images
         with f.range(chunks) as chunk, f.range(plan.bands) as band:
             first = chunk * plan.images
@@ -178,12 +165,7 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
                 source = x[(first + image) * (layer.channels * plane)]
                 transpose(source, rows_of_images[image * plan.image], begin, needed, channels)
             for filters, above, _ in each_part(f, plan.blocks):
-                floats = rows * width
-                with f.range(filters) as m, f.range(images) as each:
-                    number = (first + each) * layer.filters + above + m
-                    source = y[number * (height * width) + row * width]
-                    to = gradients[m * plan.gradient_stride + each * floats]
-                    copy_rows(lanes, width, (source, width), (to, width), rows)
+                gradients = y[(first * layer.filters + above) * (height * width) + row * width]
                 for tap in range(plan.taps):
                     p, q = divmod(tap, layer.kernel_width)
                     first_read = (p * layer.dilate[0] * plan.columns + q * layer.dilate[1]) * plan.channels
