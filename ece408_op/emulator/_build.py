@@ -266,6 +266,8 @@ def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> 
             if line and lacking:
                 name = next(group for group in lacking.groups() if group)
                 raise UnsupportedCodeError(line, f"the emulator does not have {name}")
+        if re.search("(?:writ|clos|link failed).*No space left", errors):  # no fault of the file's
+            raise DeviceError(f"expected room for g++'s files, got: {found[0][1]}")
         raise CompileError(found)
     return errors
 

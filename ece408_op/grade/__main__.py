@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem := _reports.problem(arguments.reports):
             raise SpecError(f"--reports: {problem}")
         records = _graded(arguments, rules)
+        print_lines(_grading.escaped(line(record), kept="\n\t") for record in records)
     except (SpecError, DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return USAGE if isinstance(error, SpecError) else CANNOT
@@ -60,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             build.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads
         return code
-    print_lines(_grading.escaped(line(record), kept="\n\t") for record in records)
     counts = Counter(record["status"] for record in records)
     if len(records) > 1:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ece408_op.commands import print_lines
 from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
@@ -70,7 +71,7 @@ class Session:
                 self._notes.append(f"{lost} activities were lost: CUPTI had no room, or their form is unknown.")
         profile = _tables.Profile(activities, seconds, overhead, tuple(self._notes))
         printed = _tables.as_text(profile)
-        print(f"\n{printed}", flush=True)
+        print_lines(["", printed])
         if self._out is not None:
             for name, content in ((DATA, profile), (TIMELINE, _trace.events(profile))):
                 write_text(self._out / name, json.dumps(content, default=vars, separators=(",", ":")) + "\n")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from process import has_ended
+from process import has_ended, on_path
 
 from ece408_op import emulator
 from ece408_op.emulator import _build
+from ece408_op.errors import DeviceError
 
 SUBMISSIONS = Path(__file__).parents[1] / "submissions" / "gpu"
 X = np.random.default_rng(0).uniform(-1, 1, (1, 1, 28, 28)).astype(np.float32)
@@ -242,6 +243,14 @@ def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
     path.write_text(changed("naive.cuh", {"cudaStream_t s": exits}))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
     assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
+
+
+def test_a_full_disk_is_no_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "unit.cpp:9:1: fatal error: error writing to unit.s: No space left on device"
+    fake = f"print('12.2') if sys.argv[1:] == ['-dumpfullversion'] else sys.exit({said!r})"
+    on_path(monkeypatch, tmp_path, "g++", fake)
+    with pytest.raises(DeviceError, match="No space left"):
+        emulator.compile(SUBMISSIONS / "naive.cuh", folder=tmp_path)
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:

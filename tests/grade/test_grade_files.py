@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import sqlite3
@@ -159,6 +160,14 @@ def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_p
         return
     with pytest.raises(HarnessError, match=os.strerror(number)):
         grader.grade(one)
+
+
+def test_a_full_disk_behind_stdout_is_named(tmp_path, monkeypatch, capsys) -> None:
+    touch(tmp_path, "new-forward.cuh")
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli.main([str(tmp_path / "new-forward.cuh"), "--context", "cpu"]) == 3
+    assert capsys.readouterr().err == "ece408-grade: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("content", [b"[]\n", b"{}" * 5000, b"", b"SQLite format 3\0" + b"x" * 9000, None])
