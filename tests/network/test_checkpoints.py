@@ -47,8 +47,9 @@ def fitted(rule, first, last, prefix=None, **words):
         args, aux = module._arg_params, module._aux_params
     if prefix and not first:
         words["epoch_end_callback"] = mx.callback.module_checkpoint(module, prefix, save_optimizer_states=True)
-    # MXNet's checkpoints have no count of the updates.
-    settings = {**RULES[rule.replace("gpu", "")], "begin_num_update": first * BATCHES}
+    # The states of MXNet's own rules have no count of the updates.
+    count = {} if rule.startswith("gpu") else {"begin_num_update": first * BATCHES}
+    settings = {**RULES[rule.replace("gpu", "")], **count}
     words |= {"optimizer": rule, "optimizer_params": settings, "arg_params": args, "aux_params": aux}
     iterator = mx.io.NDArrayIter(*given(), BATCH, label_name="softmax_label")
     module.fit(iterator, begin_epoch=first, num_epoch=last, **words)
