@@ -1,7 +1,5 @@
 """Every command says what it does and shows an example of itself, and refuses at once what it could not write."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import signal
@@ -54,7 +52,7 @@ def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> obj
 @pytest.mark.parametrize(
     "command", [*commands(), *(f"__main__.py {name}" for name in sorted(commands_module.COMMANDS))]
 )
-def test_help_shows_an_example(command: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_help_shows_an_example(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     name, *arguments = command.split()
     assert not run(name, [*arguments, "--help"], monkeypatch)
@@ -77,8 +75,8 @@ def test_help_shows_an_example(command: str, tmp_path: Path, monkeypatch, capsys
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(
-    name: str, option: str, others: list[str], tmp_path: Path, monkeypatch, capsys
-) -> None:
+    name, option, others, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "inside"
     assert run(name, [option, str(path), *others], monkeypatch) == 2
@@ -154,7 +152,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("command", "words"), WRONG)
-def test_what_is_wrong_in_a_command_line_is_named(command, words, tmp_path, monkeypatch, capsys) -> None:
+def test_what_is_wrong_in_a_command_line_is_named(command, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "own.h").touch()
@@ -175,7 +173,7 @@ def test_what_is_wrong_in_a_command_line_is_named(command, words, tmp_path, monk
         *("m1 10 --context gpu", *(f"{name} 10{where}" for name in ("m3", "m4") for where in CONTEXTS)),
     ],
 )
-def test_without_a_gpu_one_sentence_and_exit_code_3(command: str, monkeypatch, capsys) -> None:
+def test_without_a_gpu_one_sentence_and_exit_code_3(command, monkeypatch, capsys):
     pytest.importorskip("mxnet")
     assert run("__main__.py", command.split(), monkeypatch) == 3
     printed, errors = capsys.readouterr()
@@ -186,7 +184,7 @@ def test_without_a_gpu_one_sentence_and_exit_code_3(command: str, monkeypatch, c
     ("command", "package"),
     [("report --out x", "jinja2"), ("report --out x", "matplotlib"), ("bench --plots plots", "matplotlib")],
 )
-def test_without_the_extra_one_sentence_says_what_to_install(command, package, tmp_path, monkeypatch, capsys) -> None:
+def test_without_the_extra_one_sentence_says_what_to_install(command, package, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     assert run("__main__.py", command.split(), monkeypatch) == 3
@@ -196,7 +194,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(command, package, t
     assert "pip install" in errors and list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
+def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt():
     """The main thread waits in MXNet for a layer that takes many seconds with this kernel."""
     pytest.importorskip("mxnet")
     command = [sys.executable, str(ROOT / "m2.py"), "ece408-2018fa", "3000", "--impl", "loops"]
@@ -219,7 +217,7 @@ def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
 
 
 @pytest.mark.parametrize("script", ["m1.py", "m2.py", "m3.py", "m4.py"])
-def test_ctrl_c_while_a_script_imports_the_package(script: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_a_script_imports_the_package(script, tmp_path):
     (tmp_path / script).write_bytes((ROOT / script).read_bytes())
     (tmp_path / "ece408_op").mkdir()
     (tmp_path / "ece408_op" / "__init__.py").write_text("raise KeyboardInterrupt")
@@ -255,7 +253,7 @@ sys.exit(commands.guard("tool", lambda: 0))
         *(("tool", BEFORE_THE_WORK), ("tool", AT_EXIT)),
     ],
 )
-def test_ctrl_c_outside_a_commands_work(program: str, code: str) -> None:
+def test_ctrl_c_outside_a_commands_work(program, code):
     code = f"""
 import atexit, os, signal, sys, time
 from ece408_op import commands
@@ -265,7 +263,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
 
 
-def test_lines_for_a_reader_that_has_ended_are_no_error() -> None:
+def test_lines_for_a_reader_that_has_ended_are_no_error():
     code = "from ece408_op.commands import print_lines; print_lines(map(str, range(100_000)))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr and process.stdout.readline() == b"0\n"
@@ -274,7 +272,7 @@ def test_lines_for_a_reader_that_has_ended_are_no_error() -> None:
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
-def test_a_closed_stream_is_no_error(closed: str) -> None:
+def test_a_closed_stream_is_no_error(closed):
     code = "import sys; from ece408_op.commands import guard, print_lines; guard('x', lambda: print_lines('ab'));"
     code += "sys.stderr.write('e'); sys.stdout.write('o')"
     shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
@@ -282,6 +280,6 @@ def test_a_closed_stream_is_no_error(closed: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, *(("", "e") if closed == "1>&-" else ("a\nb\no", "")))
 
 
-def test_lines_beyond_an_encoding_are_escaped() -> None:
+def test_lines_beyond_an_encoding_are_escaped():
     code = "from ece408_op.commands import print_lines; print_lines(['\\u540d'])"
     assert output_of("-c", code, PYTHONIOENCODING="ascii") == "\\u540d\n"

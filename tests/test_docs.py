@@ -1,7 +1,5 @@
 """The documentation: its programs run, its tables are those of the results, what it names exists, it is short."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import runpy
@@ -44,7 +42,7 @@ def blocks(kind: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A copy of the checkout in which the tutorial has been followed."""
     copy = tmp_path_factory.mktemp("tutorial")
     ignored = shutil.ignore_patterns("__pycache__", "submissions", "*-ubyte", "*-ubyte.gz")
@@ -72,7 +70,7 @@ def command(name: str) -> list[str]:
     return arguments
 
 
-def test_the_tutorial_writes_one_file_and_one_line_for_each_kernel() -> None:
+def test_the_tutorial_writes_one_file_and_one_line_for_each_kernel():
     assert [name for name, _ in blocks("file")] == [
         "kernels/cpu/shifted.py", "kernels/cuda/ladder/four_across.cu", "kernels/cuda/ladder/four_across.py",
     ]  # fmt: skip
@@ -80,14 +78,14 @@ def test_the_tutorial_writes_one_file_and_one_line_for_each_kernel() -> None:
     assert changes == [["+"], ["+"], ["-", "+"], ["+"]]  # the import and the line of each
 
 
-def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout: Path) -> None:
+def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout):
     passed = re.search(r"(\d+) passed", run(checkout, *command("cpu-tests")))
     assert passed
     assert int(passed[1]) >= 7
 
 
 @pytest.mark.exhaustive
-def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
+def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout):
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     lines = run(checkout, *command("cpu-benchmark"), "--repeats", "2", "--images", "50").splitlines()
     rows = [line.split(" | ") for line in lines]
@@ -97,7 +95,7 @@ def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
     assert (checkout / "bench.json").is_file()
 
 
-def test_auto_takes_neither_kernel_of_the_tutorial_before_it_is_recorded(checkout: Path) -> None:
+def test_auto_takes_neither_kernel_of_the_tutorial_before_it_is_recorded(checkout):
     code = """
 from ece408_op.core import dispatch
 from ece408_op.problem import COURSE_LAYERS
@@ -114,7 +112,7 @@ print(dispatch.find("shifted").device, dispatch.find("four_across").device)
 
 
 @needs_nvrtc
-def test_the_tutorials_cuda_kernel_compiles(checkout: Path) -> None:
+def test_the_tutorials_cuda_kernel_compiles(checkout):
     code = """
 import sys
 sys.path.insert(0, "tests/helpers")
@@ -132,7 +130,7 @@ print("compiled")
     assert run(checkout, "-c", code) == "compiled\n"
 
 
-def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout: Path) -> None:
+def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout):
     found = run(checkout, *command("gpu-tests"))
     try:
         cuda.device_count()
@@ -143,11 +141,11 @@ def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout
         assert re.search(r"^\d+ passed", found, re.MULTILINE), found
 
 
-def test_the_tables_are_those_of_the_results() -> None:
+def test_the_tables_are_those_of_the_results():
     printed(ROOT / "benchmarks/tables.py", "--check")
 
 
-def test_a_table_that_differs_is_found_and_one_unknown_is_an_error(monkeypatch) -> None:
+def test_a_table_that_differs_is_found_and_one_unknown_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which the script adds the checkout
     tables = runpy.run_path(str(ROOT / "benchmarks/tables.py"))
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
@@ -161,7 +159,7 @@ def test_a_table_that_differs_is_found_and_one_unknown_is_an_error(monkeypatch) 
     assert used == set(tables["TABLES"])
 
 
-def test_the_readmes_program_runs(capsys) -> None:
+def test_the_readmes_program_runs(capsys):
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     (program,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     exec(program, {})
@@ -171,7 +169,7 @@ def test_the_readmes_program_runs(capsys) -> None:
 
 
 @pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_the_program_of_the_page_on_training_runs(gpu, capsys) -> None:
+def test_the_program_of_the_page_on_training_runs(gpu, capsys):
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     if gpu:
         require_gpu()
@@ -190,7 +188,7 @@ def test_the_program_of_the_page_on_training_runs(gpu, capsys) -> None:
     assert float(accuracies[-1]) > 0.6
 
 
-def test_the_readmes_accuracies_are_those_of_the_models() -> None:
+def test_the_readmes_accuracies_are_those_of_the_models():
     stated = dict(re.findall(r"^\| `([\w-]+)` \|.* (0\.\d{4}) \|$", README, re.MULTILINE))
     table = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
     measured = dict(re.findall(r"^\| ([\w-]+) \| [^|]+ \| real \|.* (0\.\d{4}) \|$", table, re.MULTILINE))
@@ -198,12 +196,12 @@ def test_the_readmes_accuracies_are_those_of_the_models() -> None:
     assert stated == measured
 
 
-def test_it_is_short() -> None:
+def test_it_is_short():
     words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in PAGES}
     assert sum(words.values()) <= MOST_WORDS, words
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^  - ([\w-]+\.md)$", text, re.MULTILINE)) == [path.name for path in PAGES]
 
@@ -216,7 +214,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @each_text
-def test_what_it_names_exists(path: Path) -> None:
+def test_what_it_names_exists(path):
     """Links; paths, modules and scripts; names in backticks such as `core/check.py`, relative to any folder."""
     text, files = path.read_text(encoding="utf-8"), {name for name, _ in blocks("file")}
     wrong = []
@@ -236,7 +234,7 @@ def test_what_it_names_exists(path: Path) -> None:
     assert wrong == []
 
 
-def test_every_page_that_the_code_cites_exists() -> None:
+def test_every_page_that_the_code_cites_exists():
     cited = 0
     for source in SOURCES:
         if source.endswith((".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".md")):
@@ -246,7 +244,7 @@ def test_every_page_that_the_code_cites_exists() -> None:
     assert cited > 0
 
 
-def test_the_picture_needs_no_network() -> None:
+def test_the_picture_needs_no_network():
     pictures = list(DOCS.glob("*.svg"))
     assert pictures
     for picture in pictures:
@@ -254,7 +252,7 @@ def test_the_picture_needs_no_network() -> None:
         assert not re.search(r"https?:|@import|<script|href=", text), picture.name
 
 
-def test_the_api_page_names_what_exists_and_every_public_name() -> None:
+def test_the_api_page_names_what_exists_and_every_public_name():
     names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     for name in names:

@@ -1,7 +1,5 @@
 """The import layers: a package imports only from the packages listed for it, and nothing in a circle."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator
@@ -56,46 +54,46 @@ def imports(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def trees() -> dict[str, ast.Module]:
+def trees():
     """The modules' syntax trees."""
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 @pytest.fixture(scope="module")
-def own(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+def own(trees):
     """The modules of the package that each file imports, inside its functions too."""
     return {name: {*imports(name, ast.walk(tree))} & {*MODULES} - {name} for name, tree in trees.items()}
 
 
-def test_every_file_belongs_to_a_package() -> None:
+def test_every_file_belongs_to_a_package():
     assert [name for name in MODULES if package(name) not in MAY_IMPORT] == []
 
 
-def test_a_package_may_import_lower_ones_only() -> None:
+def test_a_package_may_import_lower_ones_only():
     assert len(MAY_IMPORT) == len(ROWS) > 10
     order = list(MAY_IMPORT)
     for number, (name, others) in enumerate(MAY_IMPORT.items()):
         assert set(others) <= set(order[:number]), name
 
 
-def test_imports_come_from_the_packages_listed(own: dict[str, set[str]]) -> None:
+def test_imports_come_from_the_packages_listed(own):
     edges = [(name, other) for name in MODULES for other in own[name] if package(other) != package(name)]
     assert [edge for edge in edges if package(edge[1]) not in MAY_IMPORT[package(edge[0])]] == []
 
 
-def test_nothing_listed_is_unused(own: dict[str, set[str]]) -> None:
+def test_nothing_listed_is_unused(own):
     used = {(package(name), package(other)) for name in MODULES for other in own[name]}
     assert [(name, x) for name, others in MAY_IMPORT.items() for x in others if (name, x) not in used] == []
 
 
-def test_a_private_module_is_imported_in_its_folder_only(own: dict[str, set[str]]) -> None:
+def test_a_private_module_is_imported_in_its_folder_only(own):
     for name in MODULES:
         private = [other for other in own[name] if other.rpartition(".")[2].startswith("_")]
         outside = [x for x in private if MODULES[x].parent != MODULES[name].parent]
         assert outside == [], name
 
 
-def test_a_package_names_its_public_modules(trees: dict[str, ast.Module]) -> None:
+def test_a_package_names_its_public_modules(trees):
     for name, path in MODULES.items():
         stem = name.rpartition(".")[2]
         inner = path.name != "__init__.py" and path.parent != ROOT / "ece408_op"
@@ -105,11 +103,11 @@ def test_a_package_names_its_public_modules(trees: dict[str, ast.Module]) -> Non
             assert re.search(rf"\b{stem}\b", text or ""), f"{path.parent.name} does not name {stem}"
 
 
-def test_nothing_imports_in_a_circle(own: dict[str, set[str]]) -> None:
+def test_nothing_imports_in_a_circle(own):
     TopologicalSorter(own).prepare()
 
 
-def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(trees: dict[str, ast.Module]) -> None:
+def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(trees):
     for name, tree in trees.items():
         loaded = {other.split(".")[0] for other in imports(name, tree.body)}
         assert "cupy" not in loaded, name
@@ -117,13 +115,13 @@ def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(trees: dict[str, ast
             assert "mxnet" not in loaded, name
 
 
-def test_kernels_never_name_mxnet() -> None:
+def test_kernels_never_name_mxnet():
     sources = [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
     assert sources
     assert [path.name for path in sources if re.search("mxnet", path.read_text(encoding="utf-8"), re.IGNORECASE)] == []
 
 
-def test_only_few_files_know_streams(trees: dict[str, ast.Module]) -> None:
+def test_only_few_files_know_streams(trees):
     calls = {"Stream", "synchronize", "wait_event", "ExternalStream"}
     for name in MODULES:
         if name.split(".")[-1].lstrip("_") not in KNOW_STREAMS:

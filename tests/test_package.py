@@ -26,7 +26,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*-ubyte", "*-ubyte.gz")
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A copy of the package's sources, so that building leaves no files in the checkout."""
     if not (ROOT / "pyproject.toml").is_file():
         pytest.skip("not a checkout")
@@ -52,7 +52,7 @@ def files_of(checkout: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(checkout, tmp_path_factory):
     for module in ("pip", "setuptools"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: a wheel cannot be built here")
@@ -63,7 +63,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     pip("install", "--no-index", "--target", folder, wheel)
     return folder
@@ -73,18 +73,18 @@ def run(code: str, site: Path, cwd: Path, **variables: str) -> str:
     return printed("-c", code, cwd=cwd, PYTHONPATH=str(site), **variables)
 
 
-def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout: Path, wheel: Path) -> None:
+def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout, wheel):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert sorted(names) == sorted(files_of(checkout))
 
 
-def test_only_the_package_is_installed(site: Path) -> None:
+def test_only_the_package_is_installed(site):
     assert sorted(path.name.split("-")[0] for path in site.iterdir()) == ["bin", "ece408_op", "ece408_op"]
     commands = [f"ece408-{name}" for name in ("bench", "grade", "lab", "report")]
     assert sorted(path.name for path in (site / "bin").iterdir()) == commands
 
 
-def test_an_installed_command_runs(site: Path, tmp_path: Path) -> None:
+def test_an_installed_command_runs(site, tmp_path):
     script = site / "bin" / "ece408-bench"
     code = (
         f"import runpy, sys; sys.argv = ['{script.name}', '--help']; runpy.run_path({str(script)!r}, None, '__main__')"
@@ -92,7 +92,7 @@ def test_an_installed_command_runs(site: Path, tmp_path: Path) -> None:
     assert f"usage: {script.name}" in run(code, site, tmp_path)
 
 
-def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
+def test_the_metadata_has_version_licence_and_extras(wheel):
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     fields = Parser().parsestr(archive.read(metadata).decode())
@@ -107,7 +107,7 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert needed == {"numpy", "llvmlite", "tqdm", "tomli"}
 
 
-def test_an_installed_wheel_classifies_with_the_operator(site: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_classifies_with_the_operator(site, tmp_path):
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     code = 'import runpy, sys; sys.argv[1:] = ["m2", "ece408-2018sp", "10"]\n'
     code += 'runpy.run_module("ece408_op", None, "__main__")'
@@ -120,7 +120,7 @@ def test_an_installed_wheel_classifies_with_the_operator(site: Path, tmp_path: P
     assert lines[-1].endswith(" Model: ece408")
 
 
-def test_an_installed_package_may_be_read_only(site: Path, tmp_path: Path) -> None:
+def test_an_installed_package_may_be_read_only(site, tmp_path):
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     needed = ["g++", *["setpriv"] * (os.geteuid() == 0)]
     if not all(map(shutil.which, needed)):
@@ -135,7 +135,7 @@ def test_an_installed_package_may_be_read_only(site: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(checkout, site, tmp_path) -> None:
+def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(checkout, site, tmp_path):
     script = checkout / "folders.py"
     script.write_text("from ece408_op import data, errors, kernels, models\n")
     with script.open("a") as file:

@@ -1,7 +1,5 @@
 """Tests use the product's public names: they neither patch nor read a private name of one of its modules."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +42,11 @@ def private_uses(source: str) -> Iterator[str]:
         ("self._name = cuda.__name__", False),
     ],
 )
-def test_private_names_are_found(line: str, found: bool) -> None:
+def test_private_names_are_found(line, found):
     assert bool(list(private_uses(f"from ece408_op.runtime import cuda\n{line}"))) == found
 
 
-def test_no_test_uses_a_private_name_of_the_product() -> None:
+def test_no_test_uses_a_private_name_of_the_product():
     assert len(FILES) > 100
     uses = [f"{path.relative_to(TESTS)}:{use}" for path in FILES for use in private_uses(path.read_text("utf-8"))]
     assert uses == [], "give the product a public name for it, or test what a caller sees:\n" + "\n".join(uses)

@@ -1,7 +1,5 @@
 """The code and the documentation use the field's terms, and private words of the past do not come back."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -48,7 +46,7 @@ def own_files() -> list[Path]:
     return [path for path in found if path.suffix in SUFFIXES and not others & set(path.parts)]
 
 
-def test_no_private_word_is_used() -> None:
+def test_no_private_word_is_used():
     uses = []
     for path in own_files():
         name = path.relative_to(ROOT).as_posix()

@@ -1,7 +1,5 @@
 """ece408-bench on the CPU: its tables, its subcommands, and what it does with wrong and unsupported outputs."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ece408-bench on a GPU; and what a kernel launches, which needs none."""
 
-from __future__ import annotations
-
 import pytest
 from gpu_case import require_gpu
 

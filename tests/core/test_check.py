@@ -1,7 +1,5 @@
 """The comparison itself, with outputs that are wrong on purpose."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The rates of a GPU's units follow from its figures; CuPy is a stand-in."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 

@@ -1,7 +1,5 @@
 """The line of a mistake is found in the ways in which students write it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -41,7 +39,7 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
          "tiles of a sum", "= 0 in a loop", "x + b", "y + b", "memset", "= for +=", "rows of y", "int sum", "int pixel",
          "macro", "tanh", "bytes"],
 )  # fmt: skip
-def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
+def test_the_line_is_found_in_the_ways_that_students_write(mistake, code):
     assert line_of(mistake, code) == 3
 
 
@@ -59,7 +57,7 @@ def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: s
         ("overflow", "y[b][m][h][w]", "y.dptr_[(unsigned char)(((b * M + m) * H_out + h) * W_out + w)]", 22),
     ],
 )
-def test_the_line_is_found_in_the_labs_starter(mistake: str, before: str, after: str, line: int) -> None:
+def test_the_line_is_found_in_the_labs_starter(mistake, before, after, line):
     text = STARTER.read_text(encoding="utf-8")
     assert before in text
     assert line_of(mistake, text.replace(before, after)) == line

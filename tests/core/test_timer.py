@@ -1,7 +1,5 @@
 """The timer: how often it times, and that every timed output is checked."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

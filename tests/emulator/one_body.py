@@ -1,7 +1,5 @@
 """A submission whose kernel has the body that a test gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,11 +1,9 @@
 """What the emulator counts per line of a kernel, and its hints."""
 
-from pathlib import Path
-
 from one_body import run
 
 
-def test_counters_are_those_of_a_gpu(programs: Path) -> None:
+def test_counters_are_those_of_a_gpu(programs):
     body = """__shared__ float s[32][32];
 s[i % 32][i / 32] = x[i];
 __syncthreads();
@@ -23,7 +21,7 @@ if (i % 2) y[i] = 3;"""
     assert {line: one.divergent for line, one in by_line.items() if one.divergent} == {10: 4}
 
 
-def test_copies_are_counted_in_both_spaces_by_the_lanes_of_an_iteration(programs: Path) -> None:
+def test_copies_are_counted_in_both_spaces_by_the_lanes_of_an_iteration(programs):
     body = """__shared__ float s[128];
 for (int n = 0; n < 2; n++) if (n || i % 2)
 __pipeline_memcpy_async(s + i + 64 * n, x + i + 64 * n, 4);
@@ -35,7 +33,7 @@ y[i] = s[i | 1];"""
     assert (by_line[7].shared_requests, by_line[7].wavefronts) == (8, 8)
 
 
-def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs: Path) -> None:
+def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs):
     """As in the machine code of nvcc for sm_90, where BSSY and BSYNC are inside the loop."""
     body = """float sum = 0;
 for (int n = 0; n < 8; n++) { int h = i / 8 + n - 2; if (h < 0 || h > 7) continue;
@@ -47,7 +45,7 @@ y[i] = sum;"""
     assert by_line[8].global_loads == 2 * 3 * (8 + 6)
 
 
-def test_hints_name_the_costliest_lines(programs: Path) -> None:
+def test_hints_name_the_costliest_lines(programs):
     body = """__shared__ float s[32][32];
 for (int n = 0; n < 20; n++) s[i % 32][n] = 1;
 __syncthreads();
@@ -61,7 +59,7 @@ y[i] = sum + s[i % 32][0];"""
     assert "32.0 different sectors" in hints[1].text
 
 
-def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_sum(programs: Path) -> None:
+def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_sum(programs):
     hints = run("for (int n = 0; n < 20; n++)\natomicAdd(y + i, x[n * 24 + i] * w[n]);", programs).hints("wrong.cuh")
     assert hints[0].line == 6
     assert "80 atomic operations, and the kernel 160 loads from global memory and accesses to shared" in hints[0].text
@@ -73,7 +71,7 @@ def test_hints_on_products_that_are_added_one_by_one_and_on_warps_that_share_a_s
     assert (6, "docs/lab.md#reuse") in {(hint.line, hint.section) for hint in run(body, programs).hints("wrong.cuh")}
 
 
-def test_hints_on_a_narrow_block_whose_filters_are_in_global_memory(programs: Path) -> None:
+def test_hints_on_a_narrow_block_whose_filters_are_in_global_memory(programs):
     body = """__shared__ float s[200];
 s[i / 16 * 20 + i % 16] = x[i];
 __syncthreads();

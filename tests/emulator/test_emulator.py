@@ -1,7 +1,5 @@
 """The emulator: it computes what a GPU would, and finds deadlocks, races, and writes beyond the output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

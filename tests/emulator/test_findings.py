@@ -1,7 +1,5 @@
 """What the emulator finds in wrong submissions, with the file's own lines."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -172,7 +170,7 @@ KERNELS = {name: number for number, name in enumerate(WRONG, 2)}
 
 
 @pytest.fixture(scope="module")
-def together(programs: Path) -> tuple[emulator.Program, str]:
+def together(programs):
     """A program of all wrong kernels, and its text."""
     start, kernel, rest = re.fullmatch(r"(.*?)(__global__.*?\n}}\n)(.*)", SOURCE, re.DOTALL).groups()
     kernels = (kernel.replace("run(", f"run_{KERNELS[name]}(").format(body=body) for name, (body, _) in WRONG.items())
@@ -187,7 +185,7 @@ def together(programs: Path) -> tuple[emulator.Program, str]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program, str]) -> None:
+def test_it_is_found_with_its_lines(name, together):
     program, text = together
     before = text[: text.index(f"run_{KERNELS[name]}(")].count("\n")
     (report,) = emulator.run_layers(program, [(X, np.resize(W, (KERNELS[name], *W.shape[1:])))])
@@ -200,7 +198,7 @@ def test_it_is_found_with_its_lines(name: str, together: tuple[emulator.Program,
     assert all(words in messages for words in MESSAGES.get(name, ())), messages
 
 
-def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: Path) -> None:
+def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs):
     report = run("y[i] = 0;\nif (b == 1) while (x[0] < 2) y[i] += 1;", programs, seconds=1)
     (finding,) = report.findings
     assert (finding.kind, finding.line, report.ended) == ("time", 6, True)
@@ -221,14 +219,14 @@ def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs: 
     ],
     ids=["an array in loops", "a fragment"],
 )  # fmt: skip
-def test_a_sum_without_a_value_is_named(body: str, name: str, programs: Path) -> None:
+def test_a_sum_without_a_value_is_named(body, name, programs):
     include = "#include <mma.h>\n" * ("wmma" in body)
     (finding,) = run(body, programs, source=include + SOURCE).findings
     assert (finding.kind, finding.line) == ("uninitialised", 7 + include.count("\n"))
     assert finding.message.endswith(f"no value at first: {name}")
 
 
-def test_no_layers_have_no_reports(programs: Path) -> None:
+def test_no_layers_have_no_reports(programs):
     path = programs / "none.cuh"
     path.write_text(SOURCE.format(body="float a[2];\na[i % 2] = 1;\ny[i] = a[i % 2];", host="", threads=64))
     assert emulator.run_layers(emulator.compile(path, folder=programs), []) == []
@@ -239,7 +237,7 @@ def test_no_layers_have_no_reports(programs: Path) -> None:
     [("float", "", 64), ("__half", "", 64), ("__half", "cudaMemcpy(own, w.dptr_, 64, cudaMemcpyDefault);", 32)],
     ids=["floats", "halves", "halves behind those that were copied"],
 )
-def test_gpu_memory_that_nothing_wrote_is_found(kind: str, copied: str, times: int, programs: Path) -> None:
+def test_gpu_memory_that_nothing_wrote_is_found(kind, copied, times, programs):
     host = f"float *own; cudaMalloc(&own, 256); {copied} run<<<1, 64, 1024>>>(y.dptr_, own, w.dptr_);"
     (finding,) = run(f"y[i] = ((const {kind} *)x)[i];", programs, host).findings
     assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, times)
@@ -254,26 +252,26 @@ def test_gpu_memory_that_nothing_wrote_is_found(kind: str, copied: str, times: i
         "cudaMalloc(&own, 128); run<<<1, 64, 1024>>>(y.dptr_, nullptr, (float *)own);",
     ],
 )
-def test_shorts_of_minus_one_that_were_written_have_values(fill: str, programs: Path) -> None:
+def test_shorts_of_minus_one_that_were_written_have_values(fill, programs):
     body = "if (!x) ((short *)w)[i] = -1;\nelse y[i] = ((const short *)x)[i];"
     launch = "run<<<1, 64, 1024>>>(y.dptr_, (const float *)own, w.dptr_); return;"
     report = run(body, programs, f"short *own; {fill} {launch}")
     assert report.findings == () and (report.y.reshape(-1)[:64] == -1).all()
 
 
-def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs: Path) -> None:
+def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs):
     host = "MSHADOW_CUDA_CALL(cudaMemcpyToSymbol(filters, w.dptr_, 200));"
     report = run("y[i] = filters[i % 50];", programs, host)
     assert report.findings == () and (report.y.reshape(-1)[:50] == W.reshape(-1)).all()
 
 
-def test_a_failed_check_has_no_line_of_another_file(programs: Path) -> None:
+def test_a_failed_check_has_no_line_of_another_file(programs):
     (finding,) = run("y[i] = 0;", programs, 'CHECK_EQ(0, 1) << "not yet";').findings
     assert (finding.kind, finding.line, finding.file) == ("error", 0, "")
     assert finding.message == "wrong.cuh:9: Check failed: 0 == 1 (0 vs. 1) not yet"
 
 
-def test_a_compile_error_has_the_files_line(programs: Path) -> None:
+def test_a_compile_error_has_the_files_line(programs):
     with pytest.raises(emulator.CompileError) as caught:
         run("y[i] = x[j];", programs)
     line, message = caught.value.lines[0]
@@ -304,13 +302,13 @@ HOST = {
 
 
 @pytest.mark.parametrize("name", HOST)
-def test_what_the_host_does_is_found_with_its_lines(name: str, programs: Path) -> None:
+def test_what_the_host_does_is_found_with_its_lines(name, programs):
     host, expected = HOST[name]
     found = run("y[i + 64 * b] = x[i] + 0 * filters[i % 50] + 0 * table[i];", programs, host).findings
     assert {(one.kind, one.line, one.other_line) for one in found if one.kind != "uninitialised"} == expected
 
 
-def test_too_much_shared_memory_and_too_many_constants_are_found(programs: Path) -> None:
+def test_too_much_shared_memory_and_too_many_constants_are_found(programs):
     (finding,) = run("__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];", programs).findings
     assert (finding.kind, finding.line) == ("call", 13)
     found = run("y[i] = 0;", programs, source=SOURCE.replace("2 * 25", "16400")).findings
@@ -323,7 +321,7 @@ def with_kernel(kernel: str, host: str, programs: Path) -> emulator.Report:
     return run("y[i] = 0;", programs, f"{host} return;", source=source)
 
 
-def test_a_block_of_more_threads_than_the_launch_bounds_is_found(programs: Path) -> None:
+def test_a_block_of_more_threads_than_the_launch_bounds_is_found(programs):
     bounded = """template <int most>
 __global__ void __launch_bounds__(most / 2,
                                   1) bounded(float *y) {{ y[threadIdx.x] = 1; }}"""
@@ -333,7 +331,7 @@ __global__ void __launch_bounds__(most / 2,
     assert (report.y.reshape(-1)[:128] == np.repeat([1, 0], 64)).all()
 
 
-def test_a_parameter_with_the_name_of_the_bounds_is_not_taken_for_them(programs: Path) -> None:
+def test_a_parameter_with_the_name_of_the_bounds_is_not_taken_for_them(programs):
     bounded = """const int most = 64;
 __global__ void __launch_bounds__(most) bounded(float *y, const int most) {{ y[threadIdx.x] = most; }}"""
     report = with_kernel(bounded, "bounded<<<1, 64>>>(y.dptr_, 2);", programs)
@@ -351,5 +349,5 @@ __global__ void __launch_bounds__(most) bounded(float *y, const int most) {{ y[t
     ],
     ids=["open bounds", "open parameters", "macro", "macro of two lines"],
 )
-def test_bounds_without_a_kernel_behind_them_stay(text: str) -> None:
+def test_bounds_without_a_kernel_behind_them_stay(text):
     assert rewrite(text) == text

@@ -1,9 +1,6 @@
 """The float32 kernels of convolutions and gradients on the CPU, against float64, with race detection."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +32,7 @@ KERNELS = (
 
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_it_is_right(kernel, half, programs: Path) -> None:
+def test_it_is_right(kernel, half, programs):
     """By default on half of the problems that it takes, the smaller half of an odd number."""
     problems = [problem for problem in PROBLEMS if not kernel.not_supported_reasons(problem)]
     assert len(problems) >= 3
@@ -46,13 +43,13 @@ def test_it_is_right(kernel, half, programs: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", [5, pytest.param(13, marks=pytest.mark.exhaustive)])
-def test_blocks_that_share_tiles_have_partial_sums_of_their_own(blocks, programs: Path) -> None:
+def test_blocks_that_share_tiles_have_partial_sums_of_their_own(blocks, programs):
     kernel, problem = wide_weight_gradient.KERNEL, ConvProblem(3, 130, 9, 10, 140, 1, 2).weight_gradient
     plan = kernel.plan(problem, replace(chip_of(90), multiprocessors=blocks), 16)
     assert_right([(kernel, problem, plan)], programs)
 
 
-def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
+def test_partial_sums_are_within_the_limit_of_scratch_memory():
     kernel, chip = wide_weight_gradient.KERNEL, chip_of(90)
     for filters in (512, 2500, 2700, 4096):
         problem = ConvProblem(1, filters, 14, 14, filters, 3).weight_gradient
@@ -77,7 +74,7 @@ def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
     [data_gradient_tiles.KERNEL, weight_gradient.KERNEL, wide_weight_gradient.KERNEL, *SPLIT],
     ids=lambda kernel: kernel.name,
 )
-def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
+def test_gradients_of_special_values_are_right(kernel, operand, value, programs):
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), ALONE
     problem = plain.data_gradient if plain.data_gradient.needs <= kernel.features else plain.weight_gradient
     both = operands(problem)
@@ -88,7 +85,7 @@ def test_gradients_of_special_values_are_right(kernel, operand, value, programs:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kind", ["convolution", "data_gradient", "weight_gradient"])
 @pytest.mark.parametrize("kernel", [depthwise.KERNEL, blocked_gemm.KERNEL], ids=["depthwise", "blocked_gemm"])
-def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path) -> None:
+def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs):
     """In a data gradient, an infinite weight may make finite pixels of its channel NaN."""
     plain = ConvProblem(2, 3, 6, 7, 3, 3, stride=(1, 2), pad=(1, 1), groups=3 if kernel is depthwise.KERNEL else 1)
     problem = getattr(plain, kind)
@@ -107,7 +104,7 @@ def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path)
 
 @pytest.mark.parametrize("stages", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3)), 4])
 @pytest.mark.parametrize("operand", ["x", "w"])
-def test_a_block_that_computes_several_steps_is_right(operand, stages, programs: Path) -> None:
+def test_a_block_that_computes_several_steps_is_right(operand, stages, programs):
     plain = ConvProblem(9, 2, 11, 14, 7, 3, 4, pad=(1, 2))
     problem = plain.data_gradient if operand == "x" else plain.weight_gradient
     one, chip = problem.with_batch(1), ALONE
@@ -139,7 +136,7 @@ REGISTER_BLOCKED = [
 
 
 @pytest.mark.parametrize("weights", ["shared", "uniform"])
-def test_register_blocked_is_right(weights: str, programs: Path) -> None:
+def test_register_blocked_is_right(weights, programs):
     cases = []
     for shape, changes in REGISTER_BLOCKED:
         problem = ConvProblem(*shape)

@@ -1,7 +1,5 @@
 """The ladder's kernels on the CPU: values, bounds and races of all, and the counters that Nsight Compute measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -24,7 +22,7 @@ KERNELS = {
 PROBLEMS = (ConvProblem(3, 2, 11, 13, 5, 3), ConvProblem(2, 1, 19, 18, 17, 5))
 
 
-def test_it_is_right(programs: Path) -> None:
+def test_it_is_right(programs):
     cases = [
         (kernel, problem, kernel.plan(problem, chip_of(90), 16)) for kernel in KERNELS.values() for problem in PROBLEMS
     ]
@@ -41,7 +39,7 @@ EVERY = [(layer, name) for layer, kernels in COUNTED.items() for name in kernels
 @pytest.mark.parametrize(
     ("layer", "name"), [one if one in SOON else pytest.param(*one, marks=pytest.mark.exhaustive) for one in EVERY]
 )
-def test_counters_are_within_one_percent_of_nsight_computes(layer: str, name: str, programs: Path) -> None:
+def test_counters_are_within_one_percent_of_nsight_computes(layer, name, programs):
     problem, rng = ConvProblem(2, *map(int, layer.split("x"))), np.random.default_rng(0)
     plan = KERNELS[name].plan(problem, H200, 256)
     arrays = {key: rng.standard_normal(shape, np.float32) for key, shape in zip("xwy", problem.shapes)}

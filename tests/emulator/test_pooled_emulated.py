@@ -1,7 +1,5 @@
 """The CUDA kernels fused with tanh and 2 x 2 max-pooling on the CPU, against float64: indices, edges, values, races."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cpu_kernels import arrays, assert_right

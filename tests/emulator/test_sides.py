@@ -1,7 +1,5 @@
 """Names of the host's code in a kernel are named as by nvcc."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -57,7 +55,7 @@ SIDES = {
 
 
 @pytest.mark.parametrize("name", SIDES)
-def test_the_hosts_functions_and_variables_are_named_as_by_nvcc(name: str) -> None:
+def test_the_hosts_functions_and_variables_are_named_as_by_nvcc(name):
     before, body, said = SIDES[name]
     kernel = f"__global__ void run(float *y, const float *x) {{ const int i = threadIdx.x;\n{body}\n}}"
     text = f"namespace mxnet {{\n{before}\n{kernel} }}".replace(" #define d 4", "\n#define d 4")

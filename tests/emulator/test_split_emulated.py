@@ -1,7 +1,5 @@
 """The split-precision kernels' own sources on the CPU, against float64: indices, barriers and values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers whose activations stay split, on the CPU, against float64: convolution, pooling, and what stands between."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

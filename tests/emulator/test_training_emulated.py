@@ -1,7 +1,5 @@
 """The passes of a training step on the CPU, against NumPy's own, with race detection: indices and edges."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,9 +1,7 @@
 """A layer's buffers: what is drawn, what is noticed, and how an output is judged."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -22,14 +20,14 @@ PROBLEM = ConvProblem(3, 4, 9, 8, 5, 3)
 
 
 @pytest.fixture
-def buffers() -> Iterator[Buffers]:
+def buffers():
     with Buffers(PROBLEM) as found:
         yield found
 
 
 # MXNet's import may have given this module a NumPy of its own.
 @pytest.mark.parametrize(("owner", "name"), [(arrays.np, "empty"), (os, "memfd_create")])
-def test_where_memory_lacks_for_one_array_the_others_comes_back(owner, name, monkeypatch) -> None:
+def test_where_memory_lacks_for_one_array_the_others_comes_back(owner, name, monkeypatch):
     allocate, calls = getattr(owner, name), []
 
     def twice(*arguments: object) -> object:
@@ -68,7 +66,7 @@ def call(buffers: Buffers, kind: str, fill: float = 0.0) -> np.ndarray:
     return buffers.y.array
 
 
-def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
+def test_real_inputs_are_uniform_and_other_seeds_give_others():
     problem = ConvProblem(30, 3, 40, 40, 2, 3)
     with Buffers(problem) as one, Buffers(problem) as other:
         drawn, others = draw(one, REAL, 7), draw(other, REAL, 8)
@@ -81,14 +79,14 @@ def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
 
 
 @pytest.mark.parametrize(("channels", "values"), [(4, {-2, -1, 1, 2}), (200, {-1, 1})])
-def test_whole_numbers(channels: int, values: set[int]) -> None:
+def test_whole_numbers(channels, values):
     with Buffers(ConvProblem(2, channels, 9, 8, 5, 3)) as buffers:
         assert values <= set(draw(buffers, WHOLE, 3).ravel())
         assert set(buffers.w.array.ravel()) == {-1, 1}
 
 
 @pytest.mark.parametrize("kind", [REAL, WHOLE])
-def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str) -> None:
+def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind):
     with Buffers(ConvProblem(32, 4, 20, 17, 5, 5)) as buffers:
         sparse = [image for image in draw(buffers, kind, 3) if (image == 0).sum() > image.size / 2]
         assert len(sparse) == 4
@@ -100,7 +98,7 @@ def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str
         assert set(exponents) == (set(range(-6, 1)) if kind == REAL else {11})
 
 
-def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
+def test_a_near_duplicate_changes_every_image_and_few_elements():
     with Buffers(ConvProblem(64, 1, 28, 25, 2, 3)) as buffers:
         changed = (draw(buffers, REAL, 1) != draw(buffers, NEAR, 2)).reshape(64, -1)
         assert changed.any(axis=1).all()
@@ -109,7 +107,7 @@ def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
 
 @pytest.mark.parametrize("spoilt", [False, True])
 @pytest.mark.parametrize("kind", [REAL, WHOLE])
-def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt: bool) -> None:
+def test_an_output_is_compared_with_float64(buffers, kind, spoilt):
     y = call(buffers, kind)
     if spoilt:
         y[2, 4, 6, 5] += 1
@@ -129,7 +127,7 @@ def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt:
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
-def test_elements_of_a_poisoned_output_that_were_not_written(buffers: Buffers, accumulates: bool) -> None:
+def test_elements_of_a_poisoned_output_that_were_not_written(buffers, accumulates):
     y = call(buffers, WHOLE, _judge.POISON)
     y += np.float32(_judge.POISON * accumulates)
     buffers.take_output()
@@ -245,14 +243,14 @@ COMPUTED = {
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_the_class_of_an_output(layer: str, name: str) -> None:
+def test_the_class_of_an_output(layer, name):
     problem, (compute, classes) = LAYERS[layer], COMPUTED[name]
     if compute is by_winograd and winograd.KERNEL.not_supported_reasons(problem):
         pytest.skip("Winograd's kernel does not take the layer")
     assert worst_class(problem, compute) in classes
 
 
-def test_numbers_beyond_float16_tell_tf32_from_it() -> None:
+def test_numbers_beyond_float16_tell_tf32_from_it():
     problem = LAYERS["25 products"]
     assert worst_class(problem, partial(summed, factor=truncated), WIDE) == FLOAT32
     assert worst_class(problem, partial(summed, factor=float16), WIDE) == WRONG
@@ -268,7 +266,7 @@ def judged(y: np.ndarray, x: np.ndarray, w: np.ndarray, kind: str) -> str:
 
 @pytest.mark.parametrize("channels", [1, 6, 64])
 @pytest.mark.parametrize("name", ["tf32", "half sums"])
-def test_the_largest_sums_of_many(channels: int, name: str) -> None:
+def test_the_largest_sums_of_many(channels, name):
     """Among 10,000 images are sums whose products are nearly all of one sign; in so few elements, none is average."""
     rng = np.random.default_rng(6)
     x = rng.uniform(-0.1, 1, (3, channels, 14, 14)).astype(np.float32)
@@ -277,7 +275,7 @@ def test_the_largest_sums_of_many(channels: int, name: str) -> None:
     assert judged(compute(x, w), x, w, REAL) in right
 
 
-def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element() -> None:
+def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element():
     with Buffers(ConvProblem(16, 4, 20, 17, 60, 5)) as buffers:
         for seed in range(20):
             before = draw(buffers, REAL, seed)
@@ -287,7 +285,7 @@ def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element() ->
             assert (changed % 2 == 1).all() and changed.min() > 1024 and changed.max() < 2048
 
 
-def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:
+def test_a_transforms_errors_on_an_empty_background_are_no_mistake():
     rng = np.random.default_rng(5)
     x = np.zeros((2, 1, 28, 28), np.float32)
     x[:, :, :9, :9] = rng.integers(0, 256, (2, 1, 9, 9))
@@ -304,7 +302,7 @@ def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:
     assert judged(reference.convolve(x, one_less).astype(np.float32), x, w, PICTURE) == WRONG
 
 
-def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
+def test_what_must_not_happen_is_noticed(buffers):
     call(buffers, REAL)
     buffers.take_output()
     assert buffers.violations() == []
@@ -324,7 +322,7 @@ def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
     assert buffers.violations() == ["red zone", "inputs"]
 
 
-def test_a_wrong_image_is_explained_with_its_number_and_the_first_ones_tell_of_all() -> None:
+def test_a_wrong_image_is_explained_with_its_number_and_the_first_ones_tell_of_all():
     problem = ConvProblem(19, 2, 9, 8, 3, 3)
     with Buffers(problem) as buffers:
         buffers.draw(WHOLE, np.random.default_rng(5))

@@ -1,7 +1,5 @@
 """Without a grader's file: a submission is graded on what it can do, and the record says what that is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +51,7 @@ def graded(path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grade")
     textbook, begin = (HERE / "textbook.h").read_text(), "    const int B"
     tied = textbook.replace("y[b][m][h][w]", "y.dptr_[((b * M + m) * H_out + h) * W_out + w]")
@@ -87,21 +85,21 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         (ALONE, {("2017", 3), ("2017", 9)}, r"2018sp \(unstable"),  # chance on a network that it is not for
     ],
 )
-def test_what_a_right_file_can_do(name, right, said, records) -> None:
+def test_what_a_right_file_can_do(name, right, said, records):
     record = records[name]
     assert record["status"] == "passed" and re.search(said, record["reason"]), record["reason"]
     networks = record["networks"]
     assert {(one["network"], one["images"]) for one in networks if one["status"] == "passed"} == right
 
 
-def test_the_times_are_those_of_the_larger_number_of_images(records: dict[str, dict[str, Any]]) -> None:
+def test_the_times_are_those_of_the_larger_number_of_images(records):
     networks = [one for one in records["macros.h"]["networks"] if one["network"] == "2017"]
     assert [(one["images"], "seconds" in one) for one in networks] == [(3, False), (9, True)]
     assert records["macros.h"]["seconds"]["2017"] == networks[1]["seconds"]
     assert networks[1]["own_kernel_seconds"] > 0
 
 
-def test_memory_that_the_grader_lacks_in_the_timed_run_is_no_fault_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_grader_lacks_in_the_timed_run_is_no_fault_of_a_file(monkeypatch):
     original = Buffers.outcome
 
     def outcome(buffers: Buffers, *arguments: Any) -> Any:
@@ -114,31 +112,31 @@ def test_memory_that_the_grader_lacks_in_the_timed_run_is_no_fault_of_a_file(mon
     assert record["status"] == "passed" and record["networks"][-1]["status"] == "crashed"
 
 
-def test_accuracy_is_that_of_exact_convolutions(records: dict[str, dict[str, Any]]) -> None:
+def test_accuracy_is_that_of_exact_convolutions(records):
     network = next(one for one in records["macros.h"]["networks"] if one["network"] == "2017")
     assert {one["model"] for one in network["accuracy"]} == {"ece408-high", "ece408-low"}
     assert all(one["agreement"] == 1 and one["images"] == network["images"] for one in network["accuracy"])
 
 
-def test_a_file_that_is_wrong_on_the_network_that_it_is_for(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_is_wrong_on_the_network_that_it_is_for(records):
     assert records[FOR_2018FA]["status"] == "wrong" and records[FOR_2018FA]["reason"].startswith("2018fa")
 
 
-def test_a_file_that_is_wrong_with_more_images_is_wrong(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_is_wrong_with_more_images_is_wrong(records):
     record = records[FEW]
     assert record["status"] == "wrong" and "(9 x 1 x 28 x 28" in record["reason"], record["reason"]
     tests = gradescope(record, student(record))["tests"]
     assert [one["name"] for one in tests if one["status"] == "failed"] == ["2017, 9 images"]
 
 
-def test_a_network_without_weights(records: dict[str, dict[str, Any]]) -> None:
+def test_a_network_without_weights(records):
     networks = records[FOR_2019FA]["networks"]
     assert networks[0]["accuracy"] == []
     # 2019's other network, to which nothing points, is not tried once one is right.
     assert "2019sp" not in {network["network"] for network in networks}
 
 
-def test_wrong_with_the_many_images_that_it_asks_for_is_said_once(records: dict[str, dict[str, Any]]) -> None:
+def test_wrong_with_the_many_images_that_it_asks_for_is_said_once(records):
     record = records[FOR_100]
     assert record["status"] in ("crashed", "wrong")
     assert [network["status"] for network in record["networks"] if network["images"] == 100] == ["wrong"]

@@ -1,7 +1,5 @@
 """A class of submissions: killed at any moment and resumed, no record is lost and none is doubled."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -56,7 +54,7 @@ def command(folder: Path, members: Path) -> list[str]:
 
 
 @needs_sandbox
-def test_the_callers_umask_keeps_no_program_from_its_files(tmp_path: Path) -> None:
+def test_the_callers_umask_keeps_no_program_from_its_files(tmp_path):
     make_class(tmp_path, 2)  # at the same time: the compiler's user and the worker's may differ
     inner = tmp_path / "class" / "student000" / "ece408_src"
     (inner / "impl").mkdir()
@@ -69,7 +67,7 @@ def test_the_callers_umask_keeps_no_program_from_its_files(tmp_path: Path) -> No
 
 
 @needs_sandbox
-def test_killed_and_resumed(tmp_path: Path) -> None:
+def test_killed_and_resumed(tmp_path):
     members = make_class(tmp_path, 6)
     first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 300
@@ -93,7 +91,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports(tmp_path, capsys):
     members = make_class(tmp_path, 2)
     broken = members / "zzz<broken>" / "ece408_src"
     broken.mkdir(parents=True)
@@ -115,7 +113,7 @@ def test_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not & finished" in texts[named[2]]
 
 
-def test_one_submission_at_a_time_has_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_submission_at_a_time_has_the_gpu(monkeypatch, tmp_path):
     checked, busy = [], threading.Lock()
 
     class Checked(Device):
@@ -151,7 +149,7 @@ BUSY = f"import time; from ece408_op.core import dispatch; dispatch.select = lam
         pytest.param("avx.h", 3.0, BUSY, id="in a library", marks=pytest.mark.exhaustive),
     ],
 )
-def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, pause: float, code: str) -> None:
+def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path, name, pause, code):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     net, images = ("2017", 20) if code == BUSY else ("2018fa", 2000)
@@ -175,7 +173,7 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, p
 
 @needs_sandbox
 @pytest.mark.exhaustive
-def test_no_more_submissions_at_a_time_than_descriptors_suffice_for(tmp_path: Path) -> None:
+def test_no_more_submissions_at_a_time_than_descriptors_suffice_for(tmp_path):
     words = command(tmp_path, make_class(tmp_path, 3))
     layers = [[1, 5, 5, 8, 3]] * 20
     (tmp_path / "spec.toml").write_text(f"images = [2]\nruns = 1\nnetwork = [{{ name = 'n', layers = {layers} }}]\n")

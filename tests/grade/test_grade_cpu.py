@@ -1,11 +1,7 @@
 """Every attack, honest file and odd folder through the command, each with the verdict that is right for it."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import submissions
@@ -20,7 +16,7 @@ pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")
-def records() -> Iterator[dict[str, dict[str, Any]]]:
+def records():
     with submissions.scratch_folder() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Device, "evict", lambda device: None)  # of times that are not compared
         submissions.write(list(CASES.values()), folder / "class")
@@ -33,7 +29,7 @@ def records() -> Iterator[dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_verdict(name: str, records: dict[str, dict[str, Any]]) -> None:
+def test_verdict(name, records):
     record = records[name]
     assert submissions.is_right(record, CASES[name].expected), f"{submissions.verdict(record)}: {record['reason']}"
     assert record["reason"]
@@ -41,48 +37,48 @@ def test_verdict(name: str, records: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", submissions.LAYOUTS)
-def test_odd_folders(name: str, records: dict[str, dict[str, Any]]) -> None:
+def test_odd_folders(name, records):
     assert records[name]["status"] in submissions.LAYOUTS[name][1], records[name]["reason"]
     assert "a neighbour's work" not in records[name]["reason"] and "root:" not in records[name]["reason"]
 
 
-def test_every_record_has_every_key(records: dict[str, dict[str, Any]]) -> None:
+def test_every_record_has_every_key(records):
     assert {frozenset(record) for record in records.values()} == {frozenset(records["textbook"])}
     said = DOCS.read_text().rpartition("## The record")[2]
     assert not [key for key in records["textbook"] if f"`{key}`" not in said]
 
 
-def test_no_attack_is_expected_to_pass() -> None:
+def test_no_attack_is_expected_to_pass():
     assert len(submissions.attacks()) >= 60 and len(submissions.honest()) >= 40
     assert not any("passed" in verdict for case in submissions.attacks() for verdict in case.expected)
 
 
-def test_compiler_errors_name_the_students_file_and_line(records: dict[str, dict[str, Any]]) -> None:
+def test_compiler_errors_name_the_students_file_and_line(records):
     text = CASES["does_not_compile"].text
     line = next(i for i, text in enumerate(text.splitlines(), 1) if "undeclared_name" in text)
     assert f"new-forward.h:{line}:" in records["does_not_compile"]["reason"]
 
 
-def test_a_file_that_frees_nothing_is_restarted(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_frees_nothing_is_restarted(records):
     record = records["never_frees"]
     assert record["networks"][0]["leaks"] == ("does not free its memory" in record["reason"])
 
 
-def test_the_worst_element_is_named(records: dict[str, dict[str, Any]]) -> None:
+def test_the_worst_element_is_named(records):
     record = records["misses_the_last_row"]
     last = [layer["layer"][1] - layer["layer"][4] for layer in record["networks"][0]["layers"]]
     assert record["worst"]["index"][2] in last  # the worst of either layer is in its last row
     assert record["worst"]["got"] == 0
 
 
-def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) -> None:
+def test_every_timed_run_is_in_the_record(records):
     for layer in records["textbook"]["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
         assert len(timed) == layer["seconds"]["count"] == 3
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
 
-def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records: dict[str, dict[str, Any]]) -> None:
+def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records):
     for layer in records["slow_empty_calls"]["networks"][0]["layers"]:
         assert layer["overhead_seconds"] < 0.02 < layer["seconds"]["median"]  # it sleeps for so long in each
 
@@ -107,11 +103,11 @@ def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records: dict[str
         ("calls_of_an_administrator", "printed", "allowed: 0", ()),
     ],
 )
-def test_words_of_a_record(name, key, there, not_there, records) -> None:
+def test_words_of_a_record(name, key, there, not_there, records):
     assert there in records[name][key]
     assert not [word for word in not_there if word in records[name][key]]
 
 
-def test_files_in_tmp_are_limited(records: dict[str, dict[str, Any]]) -> None:
+def test_files_in_tmp_are_limited(records):
     made = re.search(r"files: (\d+) of", records["many_files"]["printed"])
     assert made is not None and 0 < int(made[1]) < 20_000

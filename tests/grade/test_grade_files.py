@@ -1,7 +1,5 @@
 """What students put into files and folders: links, neighbours, sizes, names; and what a killed grader leaves."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -22,7 +20,7 @@ from ece408_op.submission import EndedError, HarnessError, build, sources
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 
-def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
+def test_links_that_lead_out_of_a_submission(tmp_path):
     touch(tmp_path, "class/ann/new-forward.h", "class/bob/own.h", "class/cat/own.h", "class/loose.h", "secret.h")
     members = tmp_path / "class"
     (members / "bob" / "new-forward.h").symlink_to(members / "ann" / "new-forward.h")
@@ -39,7 +37,7 @@ def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path: Path, alone: bool) -> None:
+def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path, alone):
     (tmp_path / "ann.h").write_text('#include "bob.h"\n')
     (tmp_path / "bob.h").write_text("")
     (tmp_path / "to").mkdir()
@@ -53,7 +51,7 @@ def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path: Path, alone: bool) 
         assert len(list((tmp_path / "to").iterdir())) == 2
 
 
-def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
+def test_a_class_of_many_levels_ends(tmp_path):
     (tmp_path / "new-forward.h").write_text("")
     path = tmp_path
     for _ in range(300):
@@ -66,7 +64,7 @@ def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
     assert len(found) == 1 and passed_over == []
 
 
-def test_folders_that_link_to_each_other_are_soon_listed(tmp_path: Path) -> None:
+def test_folders_that_link_to_each_other_are_soon_listed(tmp_path):
     touch(tmp_path, "ann/new-forward.h", *(f"bob/{one}/notes.txt" for one in range(12)))
     for one in range(12):
         for other in {*range(12)} - {one}:
@@ -75,23 +73,23 @@ def test_folders_that_link_to_each_other_are_soon_listed(tmp_path: Path) -> None
     assert ([one.path.name for one in found], [path.name for path, _ in passed_over]) == (["ann"], ["bob"])
 
 
-def test_a_name_with_a_line_break_stays_in_one_line() -> None:
+def test_a_name_with_a_line_break_stays_in_one_line():
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
 
 
-def test_a_folder_that_is_not_graded_forges_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_graded_forges_no_line(tmp_path, capsys):
     touch(tmp_path, "own/a\npassed: b/ann/new-forward.h", "away.h")
     (tmp_path / "own" / "a\npassed: b" / "new-forward.h").symlink_to(tmp_path / "away.h")
     assert cli.main([str(tmp_path / "own"), "--context", "cpu"]) == 1
     assert all(line.startswith("ece408-grade: ") for line in capsys.readouterr().err.splitlines())
 
 
-def test_another_name_is_not_shown_as_that_of_a_neighbour() -> None:
+def test_another_name_is_not_shown_as_that_of_a_neighbour():
     names = ["a\nb", "a\\nb", "caf\udce9", "caf\\udce9", "a\\\nb"]
     assert len({_grading.shown(Path(name)) for name in names}) == len(names)
 
 
-def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
+def test_a_python_file_is_one_whatever_its_case(tmp_path):
     (tmp_path / "KERNEL.PY").write_text("")
     ((one,), _) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
     assert one.source is not None
@@ -100,7 +98,7 @@ def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
     assert program.paths and program.what == str(tmp_path / "to" / "KERNEL.PY")
 
 
-def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path, monkeypatch):
     touch(tmp_path, "kernel.py")
     monkeypatch.setattr(_submission, "device_of", Mock(side_effect=PermissionError(13, "Permission denied")))
     ((one,), _) = _submission.find([tmp_path / "kernel.py"], "cpu", lambda: False)
@@ -111,7 +109,7 @@ def record(path: str) -> dict:
     return {"path": path, "status": "", "reason": "", "context": "", "networks": []}
 
 
-def test_a_log_keeps_one_record_of_each_submission_for_the_same_rules(tmp_path: Path) -> None:
+def test_a_log_keeps_one_record_of_each_submission_for_the_same_rules(tmp_path):
     log = Log(tmp_path / "log", "rules")
     log.add("a", record("a"))
     log.add("b", record("b"))
@@ -123,7 +121,7 @@ def test_a_log_keeps_one_record_of_each_submission_for_the_same_rules(tmp_path: 
     assert Log(tmp_path / "log", "other rules").done == {}
 
 
-def test_a_log_without_room_is_named_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_log_without_room_is_named_and_keeps_what_it_has(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(Log(tmp_path / "log", "rules")) as log:
         log.add("a", record("a"))
@@ -139,7 +137,7 @@ def test_a_log_without_room_is_named_and_keeps_what_it_has(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["new-forward.h", "impl/own.h"])
-def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name: str, tmp_path: Path) -> None:
+def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name, tmp_path):
     touch(tmp_path, "impl/own.h", "notes.txt")
     (tmp_path / "new-forward.h").write_text('#include "impl/own.h"\n')
     one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
@@ -151,7 +149,7 @@ def test_a_stopped_class_grades_a_submission_again_whose_files_have_changed(name
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ELOOP])
-def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_path) -> None:
+def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "build", Mock(side_effect=OSError(number, os.strerror(number))))
     grader = _grading.Grader(Tools(tmp_path), Spec())
     one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
@@ -171,7 +169,7 @@ def test_a_full_disk_behind_stdout_is_named(tmp_path, monkeypatch, capsys) -> No
 
 
 @pytest.mark.parametrize("content", [b"[]\n", b"{}" * 5000, b"", b"SQLite format 3\0" + b"x" * 9000, None])
-def test_a_damaged_log_is_begun_again(content: bytes | None, tmp_path: Path) -> None:
+def test_a_damaged_log_is_begun_again(content, tmp_path):
     log = Log(tmp_path / "log", "rules")
     log.add("a", record("a" * 9000))
     log.close()
@@ -184,7 +182,7 @@ def test_a_damaged_log_is_begun_again(content: bytes | None, tmp_path: Path) -> 
     assert list(Log(tmp_path / "log", "rules").done) == ["b"]
 
 
-def test_two_commands_do_not_write_one_log(tmp_path: Path) -> None:
+def test_two_commands_do_not_write_one_log(tmp_path):
     log = Log(tmp_path / "log", "rules")
     with pytest.raises(SpecError, match="another command is writing"):
         Log(tmp_path / "log", "rules")
@@ -192,7 +190,7 @@ def test_two_commands_do_not_write_one_log(tmp_path: Path) -> None:
     Log(tmp_path / "log", "rules").close()
 
 
-def test_a_database_that_cannot_be_used_as_a_log_stays(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_used_as_a_log_stays(tmp_path):
     with closing(sqlite3.connect(tmp_path / "log")) as other:
         other.execute("CREATE TABLE records (key TEXT, points INT)")
         other.execute("INSERT INTO records VALUES ('a', 1)")

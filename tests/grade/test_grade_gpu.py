@@ -3,11 +3,8 @@
 One process grades all of them: pytest-xdist needs ``--dist loadfile``. Half of the first minute, CuPy compiles.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import submissions
@@ -38,7 +35,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvcc") is None, 
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def records(tmp_path_factory):
     require_gpu()
     folder = tmp_path_factory.mktemp("grade")
     both, last = '["2017", "2018fa"]', '["2018fa"]'
@@ -64,7 +61,7 @@ def group(stem: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
+def test_verdict(path, records):
     record = records[path.stem]
     expected = path.read_text(encoding="utf-8-sig").splitlines()[0].removeprefix("// expected: ").split(" or ")
     assert record["status"] in expected, record["reason"]
@@ -73,36 +70,36 @@ def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_verdict_of_a_case(name: str, records: dict[str, dict[str, Any]]) -> None:
+def test_verdict_of_a_case(name, records):
     record = records[name]
     assert submissions.is_right(record, CASES[name].expected), f"{submissions.verdict(record)}: {record['reason']}"
 
 
-def test_kernels_in_python(tmp_path: Path) -> None:
+def test_kernels_in_python(tmp_path):
     require_gpu()
     spec = SPEC.format(networks='["2018fa"]', runs=2, images=100, accuracy="false")
     code, records = submissions.graded([HERE / "python" / "on_the_gpu.py"], tmp_path, spec, "--context", "gpu")
     assert code == 0, records
 
 
-def test_a_file_that_frees_nothing_is_told_of(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_frees_nothing_is_told_of(records):
     record = records["leaks"]
     assert any(network["leaks"] for network in record["networks"])
     assert "does not free" in record["reason"]
 
 
-def test_an_error_that_nobody_looked_at_is_told(records: dict[str, dict[str, Any]]) -> None:
+def test_an_error_that_nobody_looked_at_is_told(records):
     record = records["too_many_threads"]
     assert "cudaErrorInvalidValue" in record["reason"] or "cudaErrorInvalidConfiguration" in record["reason"]
 
 
-def test_the_gpu_is_well_afterwards(records: dict[str, dict[str, Any]]) -> None:
+def test_the_gpu_is_well_afterwards(records):
     assert records
     cupy = cuda.cupy()
     assert int(cupy.arange(1000).sum()) == 499500
 
 
-def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str, Any]]) -> None:
+def test_times_are_of_the_order_that_the_worker_has(records):
     for layer in records["naive"]["networks"][0]["layers"]:
         for run in layer["runs"]:
             assert run["seconds"] >= run["worker_seconds"]
@@ -111,7 +108,7 @@ def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str,
         assert layer["seconds"]["median"] > layer["roofline_seconds"] > 0
 
 
-def test_accuracy_is_the_networks_own(records: dict[str, dict[str, Any]]) -> None:
+def test_accuracy_is_the_networks_own(records):
     for network in records["naive"]["networks"]:
         for labels in network["accuracy"]:
             assert labels["agreement"] > 0.999

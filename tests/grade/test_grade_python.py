@@ -1,9 +1,6 @@
 """The grader on kernels in Python."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sandbox import needs_sandbox
@@ -33,7 +30,7 @@ pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("python")
     code, found = graded([HERE / name for name in VERDICTS], folder, SPEC, "--time-in-parallel")
     assert code == 1
@@ -41,17 +38,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_a_strangers_file(name: str, records: dict[str, dict[str, Any]]) -> None:
+def test_a_strangers_file(name, records):
     status, said = VERDICTS[name]
     assert records[name]["status"] == status, records[name]["reason"]
     assert said in records[name]["reason"]
 
 
-def test_a_strangers_file_is_not_run_in_the_parent(records: dict[str, dict[str, Any]]) -> None:
+def test_a_strangers_file_is_not_run_in_the_parent(records):
     assert records["einsum.py"]["printed"] == "imported with the grader: False\n"
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
     with open(tmp_path / "kernel.py", "wb") as file:
         file.truncate(1 << 40)
     _, (record,) = graded([tmp_path / "kernel.py"], tmp_path, SPEC)

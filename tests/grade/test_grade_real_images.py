@@ -1,7 +1,5 @@
 """The trained networks without their convolutions, computed without MXNet and compared with MXNet's labels."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,7 +20,7 @@ def exact_labels(net: _real_images.CourseNet, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net.name)
-def test_the_labels_are_mxnets(net: Net) -> None:
+def test_the_labels_are_mxnets(net):
     mx = pytest.importorskip("mxnet")
     from ece408_op.models import files, inference
 
@@ -31,7 +29,7 @@ def test_the_labels_are_mxnets(net: Net) -> None:
         np.testing.assert_array_equal(exact_labels(one, one.test.images), expected)
 
 
-def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
+def test_the_largest_of_four_may_be_found_before_the_tanh():
     y = np.random.default_rng(1).standard_normal((3, 2, 5, 7)).astype(np.float32)
     got = _real_images.CourseNet.after(0, y)
     for i in range(2):
@@ -41,7 +39,7 @@ def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
     assert got.shape == (3, 2, 2, 3) and got.dtype == np.float32
 
 
-def test_agreement_and_accuracy_are_counted() -> None:
+def test_agreement_and_accuracy_are_counted():
     (net, _) = _real_images.trained(NETS[0], 10)
     truth = net.test.labels.astype(int)
     wrong = truth.copy()
@@ -50,7 +48,7 @@ def test_agreement_and_accuracy_are_counted() -> None:
     assert (found["accuracy"], found["agreement"]) == (0.7, 0.9)
 
 
-def test_layers_of_the_graders_own_have_no_trained_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_the_graders_own_have_no_trained_network(monkeypatch):
     assert _real_images.trained(Net("own", ((1, 28, 28, 5, 5),)), 10) == ()
     assert _real_images.trained(NETS[0], _real_images.MOST + 1) == ()
 

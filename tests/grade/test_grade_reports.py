@@ -1,9 +1,6 @@
 """What is made of records: the student's report, the class's pages, and the ranking, by hand-worked numbers."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +25,7 @@ def gradescope(record: dict[str, Any]) -> dict[str, Any]:
     return _reports.gradescope(record, _reports.student(record))
 
 
-def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> None:
+def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline():
     records = [record("a", 4, 0.4), record("b", 2, 0.2)]
     records[0]["networks"][0]["layers"][0]["seconds"]["count"] = 1
     text = _reports.render("student.html", _reports.student(records[0], records))
@@ -47,7 +44,7 @@ def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> No
     ]
 
 
-def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
+def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next():
     one = record("a <b>", 4)
     one.update(status="wrong", reason="2 elements differ & more", precision=None)
     one["networks"][0].update(status="wrong")
@@ -60,7 +57,7 @@ def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
     assert page.index("Next step") < page.index("Why it is wrong") < page.index("2017 fall")
 
 
-def test_the_leaderboard_has_everyone(tmp_path: Path) -> None:
+def test_the_leaderboard_has_everyone(tmp_path):
     records = [record("fast $x", 2), record("<slow>", 9), record("failed", 1)]
     records[2].update(status="crashed", reason="why\nmore", precision=None)
     _reports.write_all(tmp_path, records, RankingSpec())
@@ -73,14 +70,14 @@ def test_the_leaderboard_has_everyone(tmp_path: Path) -> None:
     assert "width: 22.2%" in page and "left: 11.1%" in page  # 2 and the roofline's 1 of 9 ms
 
 
-def test_the_times_of_a_submission_that_failed_are_no_ones_to_reach() -> None:
+def test_the_times_of_a_submission_that_failed_are_no_ones_to_reach():
     records = [record("a", 4), record("fast and wrong", 1)]
     records[1]["status"] = "tampered"
     assert _reports.student(records[0], records)["networks"][0]["best_seconds"] == 0.004
     assert gradescope(records[1])["leaderboard"] == []
 
 
-def test_points_of_each_network_where_no_constant_points_to_one() -> None:
+def test_points_of_each_network_where_no_constant_points_to_one():
     one = record("a", 4)
     other = dict(one["networks"][0], network="2018sp", status="wrong", layers=[dict(one["networks"][0]["layers"][0])])
     other["layers"][0].update(status="wrong", reason="2 elements differ")
@@ -116,7 +113,7 @@ def places_of(records: list[dict[str, Any]]) -> list[str]:
 NOT_RIGHT = ("wrong", "unstable", "tampered")
 
 
-def test_points_by_hand() -> None:
+def test_points_by_hand():
     # Median 3, median absolute deviation 1, which is a standard deviation of 1.4826.
     places = rank([record(str(ms), ms) for ms in (5, 1, 3, 2, 4)], RankingSpec(best=100, worst=0, clamp=2))
     assert [place["path"] for place in places] == ["1", "2", "3", "4", "5"]
@@ -126,19 +123,19 @@ def test_points_by_hand() -> None:
 
 
 @pytest.mark.parametrize("clamp", [0.5, 0])
-def test_points_are_clamped(clamp: float) -> None:
+def test_points_are_clamped(clamp):
     places = rank([record("a", 1), record("b", 10), record("c", 10.1), record("d", 1e6)], RankingSpec(90, 60, clamp))
     assert (places[0]["points"], places[-1]["points"]) == (90, 60)
 
 
-def test_an_outlier_moves_the_points_little() -> None:
+def test_an_outlier_moves_the_points_little():
     usual = [record(str(ms), ms) for ms in (10, 11, 12, 13, 14)]
     calm = rank(usual, RankingSpec())
     shaken = rank([*usual, record("slow", 5000)], RankingSpec())
     assert abs(shaken[0]["points"] - calm[0]["points"]) < 15
 
 
-def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
+def test_other_numbers_of_images_are_ranked_by_themselves():
     few, fewer = record("few", 1), record("fewer", 2)
     few["networks"][0]["images"] = fewer["networks"][0]["images"] = 3
     expected = ["100 images: 1 a", "100 images: 2 b", "3 images: 1 few", "3 images: 2 fewer"]
@@ -154,11 +151,11 @@ def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
         ([record("a", 1)], ""),  # one alone
     ],
 )
-def test_overlapping_intervals_share_a_place_and_what_is_not_right_has_none(records, places) -> None:
+def test_overlapping_intervals_share_a_place_and_what_is_not_right_has_none(records, places):
     assert " ".join(f"{one['path']}{one['place']}" for one in rank(records, RankingSpec())) == places
 
 
-def test_classes_of_precision_are_ranked_by_themselves() -> None:
+def test_classes_of_precision_are_ranked_by_themselves():
     records = [record("a", 10), record("half", 1), record("b", 20), record("wino", 5), record("halves", 2)]
     records[1]["precision"] = records[4]["precision"] = "half"
     records[3]["precision"] = "float32 by transforms"

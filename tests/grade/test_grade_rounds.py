@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -56,7 +55,7 @@ class Worker:
 
 
 @pytest.fixture
-def buffers() -> Iterator[Buffers]:
+def buffers():
     with Buffers(PROBLEM) as found:
         yield found
 
@@ -68,7 +67,7 @@ def trial(buffers: Buffers, steps: list[str], device: Device | None = None) -> T
 
 
 @pytest.mark.parametrize("later", [1e-6, 5e-3])
-def test_the_least_time_of_an_empty_call_is_subtracted(later: float, buffers: Buffers) -> None:
+def test_the_least_time_of_an_empty_call_is_subtracted(later, buffers):
     this, worker = trial(buffers, [TIMED, TIMED]), Worker(buffers)
     worker.empty = later  # a busy machine has become free; or the submission slows it down
     assert this.go_through(worker)
@@ -77,7 +76,7 @@ def test_the_least_time_of_an_empty_call_is_subtracted(later: float, buffers: Bu
     assert data["seconds"]["median"] == pytest.approx(1e-3 - min(later, worker.overhead))
 
 
-def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(buffers, monkeypatch) -> None:
+def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(buffers, monkeypatch):
     this = trial(buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
     monkeypatch.setattr(this.bench.device, "exhausted", lambda: True)
     assert not this.go_through(Worker(buffers, ends_at=3))
@@ -86,13 +85,13 @@ def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(buffers,
     assert this.result.leaks and this.result.status == "passed"
 
 
-def test_a_crash_with_memory_left_is_a_crash(buffers: Buffers) -> None:
+def test_a_crash_with_memory_left_is_a_crash(buffers):
     this = trial(buffers, [WARM_UP, TIMED])
     assert this.go_through(Worker(buffers, ends_at=2))
     assert this.result.status == "crashed" and not this.result.leaks
 
 
-def test_what_leaves_the_grader_no_memory_has_crashed(buffers, monkeypatch) -> None:
+def test_what_leaves_the_grader_no_memory_has_crashed(buffers, monkeypatch):
     this = trial(buffers, [WARM_UP, TIMED])
     monkeypatch.setattr(buffers, "outcome", mock.Mock(side_effect=MemoryError("Out of memory")))
     assert this.go_through(Worker(buffers))
@@ -100,7 +99,7 @@ def test_what_leaves_the_grader_no_memory_has_crashed(buffers, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_begin_is_started_again(failures, monkeypatch):
     begun = []
 
     def never(*arguments: object) -> None:
@@ -124,7 +123,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
         ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 19 + [9.0], "passed"),  # another program's work
     ],
 )
-def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, buffers, monkeypatch) -> None:
+def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, status, buffers, monkeypatch):
     monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_TURNS", 0.0)
     device = Device(0)
     this = trial(buffers, [WARM_UP, *[TIMED] * len(took), NEAR_DUPLICATE], device)
@@ -142,7 +141,7 @@ def test_a_gpus_work_after_the_answer_is_added_to_its_time(took, late, again, st
     assert [run.seconds for run in runs] == pytest.approx([1e-3 + 1e-3 * one for one in late])
 
 
-def test_a_call_is_timed_alone() -> None:
+def test_a_call_is_timed_alone():
     turns, lock = Turns(4), threading.Lock()
     working: list[int] = []
     alone: list[int] = []

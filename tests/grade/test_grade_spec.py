@@ -50,7 +50,7 @@ HERE = Path(__file__).parents[1] / "submissions"
         ("images = [1]\xff", "expected TOML"),
     ],
 )
-def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_names_the_key(text, said, tmp_path, capsys):
     path = tmp_path / "spec.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(SpecError, match=said):
@@ -61,14 +61,14 @@ def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: 
 
 @needs_sandbox
 @pytest.mark.parametrize("large", ["images = [100000000]", f"images = [100, 1{'0' * 18}]", "network = [{NET}]"])
-def test_batches_beyond_the_memory_are_refused_at_the_beginning(large, tmp_path, capsys) -> None:
+def test_batches_beyond_the_memory_are_refused_at_the_beginning(large, tmp_path, capsys):
     net = "name = 'own', layers = [[1, 100000, 100000, 100, 5]]"
     (path := tmp_path / "spec.toml").write_text(large.replace("NET", net))
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
     assert re.fullmatch(r"ece408-grade: images: expected batches that fit .* GiB\n", capsys.readouterr().err)
 
 
-def test_a_whole_file(tmp_path: Path) -> None:
+def test_a_whole_file(tmp_path):
     path = tmp_path / "spec.toml"
     path.write_text(
         "networks = ['2018fa']\nimages = [7, 100]\nruns = 9\nhalf = false\nseed = 5\n[limits]\nmemory_bytes = 1000\n"
@@ -82,7 +82,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert _spec.load(path).runs == 9
 
 
-def test_without_a_file_the_seed_is_another_each_time() -> None:
+def test_without_a_file_the_seed_is_another_each_time():
     assert _spec.Spec().seed != _spec.Spec().seed
 
 
@@ -93,7 +93,7 @@ def found_in(folder: Path, context: str | None = "cpu", gpu: bool = False) -> tu
     return sources, [str(path.relative_to(folder)) for path, _ in passed_over]
 
 
-def test_folders_and_files(tmp_path: Path) -> None:
+def test_folders_and_files(tmp_path):
     touch(tmp_path, "a/ece408_src/new-forward.h", "a/ece408_src/new-forward.cuh", "b/new-forward.cuh", "loose.cu")
     ones = ["cpu: a/ece408_src/new-forward.h", "gpu: b/new-forward.cuh", "gpu: loose.cu"]
     assert found_in(tmp_path, None)[0] == ones
@@ -103,13 +103,13 @@ def test_folders_and_files(tmp_path: Path) -> None:
     assert len(found_in(tmp_path, None, gpu=True)[0]) == 3
 
 
-def test_a_folder_without_a_submission_says_what_else_it_has(tmp_path: Path) -> None:
+def test_a_folder_without_a_submission_says_what_else_it_has(tmp_path):
     touch(tmp_path, "a/notes.txt", "kernel.py")
     with pytest.raises(SpecError, match=r"found none; .*/a: no submission found.*kernel\.py: .* give its own path"):
         _submission.find([tmp_path], None, lambda: False)
 
 
-def test_two_paths_to_one_submission_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_paths_to_one_submission_are_one(tmp_path, monkeypatch):
     touch(tmp_path, "class/ann/new-forward.h", "class/bob/new-forward.h")
     monkeypatch.chdir(tmp_path)
     paths = [Path("class"), tmp_path / "class", Path("class/ann"), Path("class/../class/bob")]
@@ -117,7 +117,7 @@ def test_two_paths_to_one_submission_are_one(tmp_path: Path, monkeypatch: pytest
     assert [one.path for one in found] == [Path("class/ann"), Path("class/bob")]
 
 
-def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
+def test_what_holds_no_submission_is_told_of(tmp_path):
     touch(tmp_path, "a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt", "f/src/g.tgz")
     touch(tmp_path, "__MACOSX/a/ece408_src/._new-forward.h", "c/new-inl.h", "c/new.cc")
     (tmp_path / "c" / "home").symlink_to(tmp_path)
@@ -129,14 +129,14 @@ def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
         _submission.find([tmp_path / "d.zip"], None, lambda: False)
 
 
-def test_a_file_that_is_no_submission_is_not_compiled(tmp_path: Path) -> None:
+def test_a_file_that_is_no_submission_is_not_compiled(tmp_path):
     touch(tmp_path, "roster.csv", "new-forward.txt")
     with pytest.raises(SpecError, match=r"roster\.csv: expected a folder or a file of \.h, .*, \.py, got another file"):
         _submission.find([tmp_path / "roster.csv"], None, lambda: False)
     assert len(_submission.find([tmp_path / "new-forward.txt"], None, lambda: False)[0]) == 1
 
 
-def test_files_next_to_a_class_are_left_out_and_told_of(tmp_path: Path) -> None:
+def test_files_next_to_a_class_are_left_out_and_told_of(tmp_path):
     touch(tmp_path, "ann/new-forward.h", "k.cxx", "k.inl", "notes.txt", "roster.csv")
     found, passed_over = _submission.find(sorted(tmp_path.iterdir()), None, lambda: False)
     assert [(one.path.name, one.context) for one in found] == [("ann", "cpu"), ("k.cxx", "cpu"), ("k.inl", "cpu")]
@@ -145,7 +145,7 @@ def test_files_next_to_a_class_are_left_out_and_told_of(tmp_path: Path) -> None:
         _submission.find([tmp_path / "notes.txt", tmp_path / "roster.csv"], None, lambda: False)
 
 
-def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_path: Path) -> None:
+def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_path):
     touch(tmp_path, "s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
     touch(tmp_path, "top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
     ones = ["cpu: s1/ann/new-forward.h", "cpu: s2/Eve/New-Forward.H", "cpu: top/new-forward.h"]
@@ -153,7 +153,7 @@ def test_whoever_is_left_out_further_down_or_next_to_a_skeleton_is_named(tmp_pat
     assert found_in(tmp_path / "top") == (["cpu: new-forward.h"], ["hal"])
 
 
-def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
+def test_the_courses_own_files_are_no_submission(tmp_path):
     touch(tmp_path / "a" / "ece408_src", "new-inl.h", "new.cc", "new.cu", "._old.h", "old.h")
     touch(tmp_path, "b/new-forward.h")
     (tmp_path / "b" / "ece408_src").mkdir()
@@ -162,7 +162,7 @@ def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_what_cannot_be_read_ends_no_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_ends_no_class(tmp_path, capsys):
     folder = tmp_path / "class"
     folder.mkdir()
     (folder / "broken.h").symlink_to(folder / "nowhere")
@@ -195,7 +195,7 @@ NONE_AT_ALL = [
 
 
 @pytest.fixture(scope="module")
-def reasons(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+def reasons(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class")
     for number, (text, _, _) in enumerate(NONE_AT_ALL):
         (folder / str(number)).mkdir()
@@ -207,14 +207,14 @@ def reasons(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 
 @needs_sandbox
 @pytest.mark.parametrize("number", range(len(NONE_AT_ALL)))
-def test_files_that_are_no_submission_at_all(number: int, reasons: list[tuple[str, str]]) -> None:
+def test_files_that_are_no_submission_at_all(number, reasons):
     (status, reason), (_, right, said) = reasons[number], NONE_AT_ALL[number]
     assert status == right and said in reason, reason
     assert "ece408_grade" not in reason
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
-def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path):
     (tmp_path / "one" / "private").mkdir(parents=True)
     (tmp_path / "one" / "new-forward.h").write_text("")
     (tmp_path / "one" / "private").chmod(0)
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, monkeypatch) -> None:
+def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, monkeypatch):
     none = DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
     monkeypatch.setattr(cuda, "device_count", mock.Mock(side_effect=none))
     (tmp_path / "a.cuh").write_text("")
@@ -238,20 +238,20 @@ def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(tmp_path, capsys, mon
     assert "a.cuh is for --context gpu" in capsys.readouterr().out
 
 
-def test_nothing_is_built_where_no_file_is_for_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_built_where_no_file_is_for_the_device(tmp_path, capsys):
     touch(tmp_path, "ann/new-forward.h")
     assert cli.main([str(tmp_path), "--context", "gpu"]) == 1  # without a GPU and its compiler, too
     assert "unsupported" in (out := capsys.readouterr().out) and "holds no new-forward.cuh" in out
 
 
-def test_reports_need_a_folder_that_can_be_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_need_a_folder_that_can_be_filled(tmp_path, capsys):
     touch(tmp_path, "students")
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--reports", str(tmp_path)]) == 2
     assert "students" in capsys.readouterr().err
 
 
 @needs_sandbox
-def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_class_continues_with_the_same_options_only(tmp_path, monkeypatch):
     (tmp_path / "a.h").write_text("#include <not/finished>\n")
     arguments = [str(tmp_path / "a.h"), "--json", str(tmp_path / "out.json"), "--reports", str(tmp_path / "reports")]
     seen = []
@@ -280,7 +280,7 @@ def test_what_stops_the_command_is_said_in_a_line(place, name, error, code, said
     assert capsys.readouterr().err == f"ece408-grade: {said}\n"
 
 
-def test_a_reason_begins_no_line_of_its_own() -> None:
+def test_a_reason_begins_no_line_of_its_own():
     record = {"status": "compile_error", "networks": [], "path": "a.h"}
     record["reason"] = "a.h:1: error\npassed (float32): b.h:2:"
     assert cli.line(record) == "compile_error: a.h: a.h:1: error\n    passed (float32): b.h:2:"

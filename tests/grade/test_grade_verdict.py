@@ -1,7 +1,5 @@
 """The rules of a verdict, from runs alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from ece408_op.grade import _verdict
@@ -45,7 +43,7 @@ def runs(precisions: str) -> list[Run]:
         ("Whh", "wrong", None),  # coarser than half precision: wrong on whole numbers
     ],
 )
-def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None) -> None:
+def test_all_runs_of_a_layer(precisions, status, precision):
     found = _verdict.judge_layer(Layer(PROBLEM, runs(precisions)), half_passes=True)
     assert (found.status, found.precision) == (status, precision)
     later = precisions[0] == "F" and status == "wrong"
@@ -63,7 +61,7 @@ def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None
         (HALF_SUMS, FLOAT32, HALF_SUMS),
     ],
 )
-def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> None:
+def test_the_class_of_a_layer(precision, wide, found):
     all_runs = [*runs("Ff"), Run(TIMED, 1e-3, 1e-3, outcome(precision))]
     all_runs += [Run(_verdict.WIDE_RANGE, 1e-3, 1e-3, outcome(wide))] if wide else []
     assert _verdict.judge_layer(Layer(PROBLEM, all_runs), half_passes=True) == Verdict("passed", "", found)
@@ -85,7 +83,7 @@ def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> N
         ([7, 6, 8], 5, "tampered"),
     ],
 )
-def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float, status: str) -> None:
+def test_answers_before_the_gpus_work_is_done(late, held_up, status):
     timed = [Run(TIMED, 3e-3, 3e-3, outcome(F), late_seconds=1e-3 * one) for one in late]
     assert (
         _verdict.judge_layer(Layer(PROBLEM, timed, held_up_seconds=1e-3 * held_up), half_passes=True).status == status
@@ -102,7 +100,7 @@ def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float,
         (["F", "F"], (0, "timed_out"), ["timed_out", "stopped"]),
     ],
 )
-def test_a_networks_layers(layers: list[str], end: tuple[int, str] | None, statuses: list[str]) -> None:
+def test_a_networks_layers(layers, end, statuses):
     those = [Layer(PROBLEM, runs(one)) for one in layers]
     if end is None:
         _verdict.judge_network(those, half_passes=True)
@@ -130,7 +128,7 @@ def network(number: int, status: str) -> _verdict.NetworkResult:
         (["crashed", "wrong", "wrong"], False, [0], "crashed", 0),
     ],
 )
-def test_a_submission(statuses: list[str], demanded: bool, pointed: list[int], status: str, decisive: int) -> None:
+def test_a_submission(statuses, demanded, pointed, status, decisive):
     results = [network(number, one) for number, one in enumerate(statuses)]
     nets = [NETS[number] for number in pointed]
     verdict, found = _verdict.judge_submission(results, demanded=demanded, pointed=nets)

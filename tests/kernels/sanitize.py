@@ -8,8 +8,6 @@ Arguments are kernel names, and "network" for layers with split activations; non
 1 a kernel was wrong or not checked, 3 no GPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -5,8 +5,6 @@ instructions are the fewest; the filters are 5 x 5, since the longer loops of 7 
 ``--exhaustive`` adds the other architectures and more layers.
 """
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -93,13 +91,13 @@ def _compile(job: Job) -> Result:
 
 
 @pytest.fixture(scope="module", params=["some", pytest.param("every", marks=pytest.mark.exhaustive)])
-def every(request) -> bool:
+def every(request):
     """Whether to compile all architectures and layers."""
     return request.param == "every"
 
 
 @pytest.fixture(scope="module")
-def compiled(every) -> dict[Case, Result]:
+def compiled(every):
     """The results, without those of the default jobs for ``--exhaustive``, which runs them as well."""
     jobs, default = _jobs(every), set(_jobs(False).values()) if every else set()
     jobs = {case: job for case, job in jobs.items() if job not in default}

@@ -1,7 +1,5 @@
 """How CUDA kernels are launched: grids within CUDA's limits, arguments as the sources declare them."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """cuDNN as one of the kernels: where auto takes it, and what is said without it. test_kernels_gpu.py runs it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from math import prod

@@ -1,7 +1,5 @@
 """The tiles that register_blocked and sliding_window pick cover the layer and fit the chip, whatever the layer."""
 
-from __future__ import annotations
-
 import pytest
 from cuda_layers import ARCHITECTURES, COURSE, chip_of, random_layers
 from hypothesis import assume, given, settings

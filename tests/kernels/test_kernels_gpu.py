@@ -1,7 +1,5 @@
 """Every CUDA kernel on the GPU against float64: plain, fused with pooling, with every attribute, both gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

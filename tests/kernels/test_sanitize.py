@@ -5,6 +5,6 @@ import sanitize
 from network_fake import installed
 
 
-def test_its_network_is_right() -> None:
+def test_its_network_is_right():
     with installed():
         assert sanitize.network_is_right(np.random.default_rng(0))

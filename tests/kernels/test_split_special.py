@@ -1,7 +1,5 @@
 """Split precision on a GPU: values of every size, infinities and NaN, and the error of long sums."""
 
-from __future__ import annotations
-
 from typing import Any, Callable
 
 import numpy as np

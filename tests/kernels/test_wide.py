@@ -1,7 +1,5 @@
 """The split-precision kernels for wide layers with every attribute, and for the data gradient."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -99,7 +97,7 @@ def least_error(kernel: CudaKernel, problem: ConvProblem, a: np.ndarray, b: np.n
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kernel", "problem"), CASES, ids=[f"{kernel.name}-{problem}" for kernel, problem in CASES])
-def test_it_is_right_and_computes_what_cannot_be_split_in_float32(kernel: CudaKernel, problem: ConvProblem):
+def test_it_is_right_and_computes_what_cannot_be_split_in_float32(kernel, problem):
     cupy = require_support(kernel, problem)
     rng = np.random.default_rng(408)
     plain = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]

@@ -77,7 +77,7 @@ ON_THE_CPU = {
 
 @needs_gxx
 @pytest.mark.parametrize("name", ON_THE_CPU)
-def test_what_is_told_of_a_changed_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_of_a_changed_file(name, tmp_path, capsys):
     told = ON_THE_CPU[name]
     path = changed(tmp_path, "bad.h", *told.changes)
     assert lab.main([str(path), *SMALL, *told.options.split()]) == told.code
@@ -87,7 +87,7 @@ def test_what_is_told_of_a_changed_file(name: str, tmp_path: Path, capsys: pytes
 
 
 @needs_gxx
-def test_a_mistake_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_named_with_its_line(tmp_path, capsys):
     path, words = changed(tmp_path, "wrong.h", ("k[m][c][p][q]", "k[m][c][q][p]")), "p and q exchanged"
     assert lab.main([str(path), *SMALL, "--json", str(tmp_path / "out.json")]) == 1
     printed = capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, capsys: pytest.Capture
 
 
 @needs_gxx
-def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path, capsys):
     path = changed(tmp_path, "right.h")
     assert lab.main([str(path), "--layer", "1x12x12x2x3", "3x9x8x2x3", "--images", "5"]) == 0
     printed = capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path: Path, caps
         assert len(re.findall(rf"^  {name} +[0-9.]+  #+$", printed, re.M)) == 2
 
 
-def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> None:
+def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong():
     problem = ConvProblem(2, 1, 60, 60, 2, 3)
     x, w = _check.inputs(problem)
     y = (reference.convolve(x, w) + _check.FILL).astype(np.float32)
@@ -123,7 +123,7 @@ def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> 
 
 
 @needs_emulator
-def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cuda_file_is_emulated(tmp_path, capsys):
     path = changed(tmp_path, "right.cu")
     assert lab.main([str(path), *SMALL, "--emulate", "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
@@ -233,7 +233,7 @@ EMULATED = {
     "name",
     [pytest.param(name, marks=pytest.mark.exhaustive if name in ("adds", "syntax") else ()) for name in EMULATED],
 )
-def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_of_a_changed_cuda_file(name, tmp_path, capsys):
     told = EMULATED[name]
     path = changed(tmp_path, "bad.cu", *told.changes)
     assert lab.main([str(path), "--emulate", *(told.options.split() or SMALL)]) == told.code
@@ -252,7 +252,7 @@ def test_what_is_told_of_a_changed_cuda_file(name: str, tmp_path: Path, capsys: 
     ],
     ids=["ended", "reads beyond", "zeros", "everywhere"],
 )
-def test_what_is_told_of_an_output(tmp_path, capsys, output, words, other) -> None:
+def test_what_is_told_of_an_output(tmp_path, capsys, output, words, other):
     path = changed(tmp_path, "tiles.cu", ("= sum;", f"= {output};"), source=TILED)
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
@@ -275,7 +275,7 @@ MISTAKES = {
     "mistake",
     [pytest.param(one, marks=() if one in list(MISTAKES)[:2] else pytest.mark.exhaustive) for one in MISTAKES],
 )
-def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request) -> None:
+def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request):
     if where == "emulated":
         request.getfixturevalue("emulates")
     elif require_gpu() and shutil.which("nvcc") is None:
@@ -290,7 +290,7 @@ def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request) -> None:
 
 
 @needs_emulator
-def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_later_courses_interface_is_named(tmp_path, capsys):
     path = tmp_path / "new-forward.cu"
     path.write_text('#include "gpu-new-forward.h"\n__host__ void GPUInterface::conv_forward_gpu(float *y) {}\n')
     assert lab.main([str(path), "--emulate"]) == 1
@@ -299,14 +299,14 @@ def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.Cap
     assert printed.endswith("got GPUInterface::conv_forward_gpu")
 
 
-def test_a_cuda_kernel_in_python_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cuda_kernel_in_python_needs_a_gpu(capsys):
     path = Path(__file__).parents[1] / "submissions" / "python" / "on_the_gpu.py"
     assert lab.main([str(path), *SMALL, "--emulate"]) == 3
     assert "on_the_gpu.py: a CudaKernel in Python is not emulated" in capsys.readouterr().err
 
 
 @needs_gxx
-def test_a_layer_beyond_the_memory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_beyond_the_memory_is_one_line(tmp_path, capsys):
     size = 10**7  # more than any address space has
     lab.main(["new", str(tmp_path / "my.cu")])
     assert lab.main([str(tmp_path / "my.cu"), "--emulate", "--layer", f"1x{size}x{size}x1x1"]) == 3
@@ -314,7 +314,7 @@ def test_a_layer_beyond_the_memory_is_one_line(tmp_path: Path, capsys: pytest.Ca
 
 
 @needs_gxx
-def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_writes_a_right_file_and_replaces_none(tmp_path, capsys):
     path = tmp_path / "my_kernel.h"
     assert lab.main(["new", str(path)]) == 0
     assert len(path.read_text().splitlines()) <= 40
@@ -326,7 +326,7 @@ def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytes
 
 
 @needs_gxx
-def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypatch) -> None:
+def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypatch):
     pytest.importorskip("jinja2")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = tmp_path / "page"
@@ -347,7 +347,7 @@ def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypat
 
 
 @needs_gxx
-def test_watch_checks_again_at_each_save(tmp_path: Path) -> None:
+def test_watch_checks_again_at_each_save(tmp_path):
     path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))
     command = [sys.executable, "-m", "ece408_op", "lab", str(path), *SMALL, "--images", "1", "--watch"]
     with subprocess.Popen(

@@ -1,11 +1,8 @@
 """The page of --html in headless Chromium: on a phone and on a desk, light and dark."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +40,7 @@ def result() -> dict[str, Any]:
     return {**found, "reason": "", "hint": "", "ncu": "", "printed": "called <once>\n"}
 
 
-def test_the_page_has_all_parts_and_escapes_them() -> None:
+def test_the_page_has_all_parts_and_escapes_them():
     page = _page.as_page(result())
     assert HTMLParser().feed(page) is None
     parts = ["does not write any element", "race: two threads", "Roofline", "Hints", "32 registers"]
@@ -55,7 +52,7 @@ def test_the_page_has_all_parts_and_escapes_them() -> None:
     assert heats.index(max(heats)) == 7 and sum(heat > 0 for heat in heats) == 3
 
 
-def test_a_source_without_counters_has_no_columns_for_them() -> None:
+def test_a_source_without_counters_has_no_columns_for_them():
     plain = result()
     plain["layers"][0].update(counters=None, lines=[], hints=[], times=None)
     page = _page.as_page({**plain, "device": "cpu"})
@@ -67,7 +64,7 @@ browser = pytest.fixture(scope="module")(chromium)
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_it_is_readable_at_both_widths(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+def test_it_is_readable_at_both_widths(browser, tmp_path, width, scheme):
     path = _page.write(result(), tmp_path)
     view, requests = opened(browser, path, width, scheme)
     assert requests == [path.as_uri()]

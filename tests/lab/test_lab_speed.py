@@ -63,7 +63,7 @@ class Session:
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def gpu(tmp_path, monkeypatch):
     """Stand-ins for a GPU with files that are right; returns the problems whose peers are timed, with their names."""
     asked: list[Any] = []
 
@@ -93,7 +93,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @needs_emulator
-def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(gpu, capsys) -> None:
+def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(gpu, capsys):
     for _ in range(2):
         assert lab.main([str(STARTER), *LAYER, "--images", "20"]) == 0
         printed = capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(gpu, capsys) 
 )
 def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
     name, value, status, gpu, tmp_path, monkeypatch, capsys
-) -> None:
+):
     path = tmp_path / "own.cu"
     right = Path(__file__).parents[1] / "submissions" / "gpu" / "shared.cuh"
     path.write_text(right.read_text(encoding="utf-8").replace("        __syncthreads();\n    }", "    }"))
@@ -129,7 +129,7 @@ def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
 
 
 @needs_emulator
-def test_a_file_that_the_emulator_lacks_parts_for_is_timed(gpu, tmp_path, capsys) -> None:
+def test_a_file_that_the_emulator_lacks_parts_for_is_timed(gpu, tmp_path, capsys):
     path = tmp_path / "own.cu"
     path.write_text(STARTER.read_text(encoding="utf-8").replace("  const int B =", "  cublasCreate(0); const int B ="))
     assert lab.main([str(path), *LAYER, "--images", "20"]) == 0
@@ -151,7 +151,7 @@ def test_a_file_that_the_emulator_lacks_parts_for_is_timed(gpu, tmp_path, capsys
     ],
     ids=["counts", "may not", "slow"],
 )
-def test_nsight_compute_counts_too(code, words, gpu, tmp_path, monkeypatch, capsys) -> None:
+def test_nsight_compute_counts_too(code, words, gpu, tmp_path, monkeypatch, capsys):
     metrics = ["gpu__time_duration.sum", *_ncu.SHARES.values(), *(one for some in _ncu.SUMS.values() for one in some)]
     known = {"time": "1000", "sectors": "30", "requests": "4"}
     values = [next((value for word, value in known.items() if f"_{word}_" in each), "25") for each in metrics]
@@ -170,7 +170,7 @@ def test_nsight_compute_counts_too(code, words, gpu, tmp_path, monkeypatch, caps
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("used", ["", "std::set<int> unused;"], ids=["few headers", "one more header"])
-def test_a_file_on_a_gpu(used: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_on_a_gpu(used, tmp_path, capsys):
     require_gpu()
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")

@@ -1,7 +1,5 @@
 """docs/lab.md as a reader follows it: its commands, its changes one after another, the hints and counters it shows."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -19,7 +17,7 @@ COUNTED = {"bytes of global memory per output": "bytes_per_output", "cycles of s
 
 
 @pytest.mark.usefixtures("emulates")
-def test_the_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ladder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     source, counters, earlier = tmp_path / "my_kernel.cu", {}, {}
     (_, commands), *steps = BLOCKS
@@ -56,7 +54,7 @@ def test_the_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert len([kind for kind, _ in steps if kind == "counters"]) == 5
 
 
-def test_every_section_that_a_hint_names_is_there() -> None:
+def test_every_section_that_a_hint_names_is_there():
     headings = {re.sub(r"\W+", "-", line.lower()) for line in re.findall(r"^## (.*)$", PAGE.read_text(), re.MULTILINE)}
     named = {value for name, value in vars(_counters).items() if name.isupper() and isinstance(value, str)}
     assert named and {f"docs/lab.md#{heading}" for heading in headings} >= named

@@ -1,7 +1,5 @@
 """Nsight Compute's counters, summed for each kernel; a stand-in for ncu runs the command that it is given."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial
@@ -39,7 +37,7 @@ def ncu(tmp_path, monkeypatch):
     return partial(on_path, monkeypatch, tmp_path, "ncu")
 
 
-def test_the_command_leaves_the_clocks_alone_and_sums_up_the_launches_of_each_kernel(ncu, tmp_path) -> None:
+def test_the_command_leaves_the_clocks_alone_and_sums_up_the_launches_of_each_kernel(ncu, tmp_path):
     ncu(f"{LOG}({os.linesep.join(LINES)!r}); open({str(tmp_path / 'words')!r}, 'w').write(' '.join(sys.argv))")
     arguments = ["1x28x28x50x5", "--images", "100", "--impl", "naive", "--json", str(tmp_path / "out.json")]
     assert counters.main(arguments) == 0
@@ -49,20 +47,20 @@ def test_the_command_leaves_the_clocks_alone_and_sums_up_the_launches_of_each_ke
     assert words.endswith(" -m ece408_op.profile.counters 1x28x28x50x5 --images 100 --impl naive --launch")
 
 
-def test_counters_that_may_not_be_read_are_an_error(ncu, capsys) -> None:
+def test_counters_that_may_not_be_read_are_an_error(ncu, capsys):
     lines = [*LINES[:6], '"3","multiply","n/a","8","9","25","1"']
     ncu(f"{LOG}({os.linesep.join(lines)!r})")
     assert counters.main(["1x28x28x50x5"]) == 1
     assert "expected a number, got 'n/a'" in capsys.readouterr().err
 
 
-def test_a_profiler_that_fails_is_an_error_in_its_own_words(ncu, capsys) -> None:
+def test_a_profiler_that_fails_is_an_error_in_its_own_words(ncu, capsys):
     ncu("sys.exit('ERR_NVGPUCTRPERM')")
     assert counters.main(["1x28x28x50x5"]) == 1
     assert capsys.readouterr() == ("", "ncu: ERR_NVGPUCTRPERM\n")
 
 
-def test_without_the_profiler_the_machine_cannot(monkeypatch, tmp_path, capsys) -> None:
+def test_without_the_profiler_the_machine_cannot(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert counters.main(["1x28x28x50x5"]) == 3
     assert capsys.readouterr() == ("", f"{counters.MISSING}\n")

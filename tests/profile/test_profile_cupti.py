@@ -1,7 +1,5 @@
 """CUPTI's records as activities, through a stand-in for cupti-python in sys.modules."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import sys
@@ -76,7 +74,7 @@ def recorded(monkeypatch, *records, dropped=0):
     return recorder, found
 
 
-def test_a_kernel_keeps_its_launch(monkeypatch) -> None:
+def test_a_kernel_keeps_its_launch(monkeypatch):
     sizes = {f"{name}_{axis}": number for name in ("grid", "block") for number, axis in enumerate("xyz", 1)}
     memory = {"static_shared_memory": 8, "dynamic_shared_memory": 16, "local_memory_per_thread": 4}
     made = record(ActivityKind.CONCURRENT_KERNEL, name="_Z3addPfS_i", registers_per_thread=40, **sizes, **memory)
@@ -88,7 +86,7 @@ def test_a_kernel_keeps_its_launch(monkeypatch) -> None:
     assert kernel.details == {"grid": [1, 2, 3], "block": [1, 2, 3], **memory}
 
 
-def test_copies_and_memsets_are_named_as_nvprof_did(monkeypatch) -> None:
+def test_copies_and_memsets_are_named_as_nvprof_did(monkeypatch):
     copy = record(ActivityKind.MEMCPY, copy_kind=2, src_kind=2, dst_kind=1, bytes=99)
     array = record(ActivityKind.MEMCPY2, copy_kind=3, src_kind=2, dst_kind=2, bytes=1)
     fill = record(ActivityKind.MEMSET, bytes=3)
@@ -99,7 +97,7 @@ def test_copies_and_memsets_are_named_as_nvprof_did(monkeypatch) -> None:
     assert (third.kind, third.name, third.details) == (MEMSET, "[CUDA memset]", {"bytes": 3})
 
 
-def test_calls_have_the_names_of_cudas_documentation(monkeypatch) -> None:
+def test_calls_have_the_names_of_cudas_documentation(monkeypatch):
     calls = [
         record(ActivityKind.RUNTIME, cbid=7, thread_id=3),
         record(ActivityKind.DRIVER, cbid=7, thread_id=4),
@@ -113,12 +111,12 @@ def test_calls_have_the_names_of_cudas_documentation(monkeypatch) -> None:
     ]
 
 
-def test_cuptis_own_overhead_is_added_up(monkeypatch) -> None:
+def test_cuptis_own_overhead_is_added_up(monkeypatch):
     recorder, found = recorded(monkeypatch, record(ActivityKind.OVERHEAD, 0, 1_500_000_000))
     assert (found, recorder.overhead_seconds, recorder.lost()) == ([], 1.5, 0)
 
 
-def test_dropped_and_unreadable_records_are_counted(monkeypatch) -> None:
+def test_dropped_and_unreadable_records_are_counted(monkeypatch):
     recorder, found = recorded(monkeypatch, record(99), record(ActivityKind.MEMSET), dropped=3)
     assert (found, recorder.lost()) == ([], 5)
 
@@ -131,7 +129,7 @@ def test_dropped_and_unreadable_records_are_counted(monkeypatch) -> None:
         (broken(), 13000, "expected CUPTI to start, got CUPTI_ERROR_NOT_INITIALIZED; pip install"),
     ],
 )
-def test_without_a_cupti_that_starts_one_sentence_says_what_to_install(monkeypatch, module, driver, message) -> None:
+def test_without_a_cupti_that_starts_one_sentence_says_what_to_install(monkeypatch, module, driver, message):
     install(monkeypatch, module)
     monkeypatch.setattr(cuda, "driver_version", lambda: driver)
     with pytest.raises(DeviceError, match=message) as error:
@@ -139,7 +137,7 @@ def test_without_a_cupti_that_starts_one_sentence_says_what_to_install(monkeypat
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_driver_without_cupti_is_reported_once_and_the_rest_is_recorded() -> None:
+def test_a_driver_without_cupti_is_reported_once_and_the_rest_is_recorded():
     pytest.importorskip("mxnet")
     code = """
 import sys
@@ -162,5 +160,5 @@ profile.finish()
 @pytest.mark.parametrize(
     ("symbol", "name"), [("_Z3addPfS_i", "add(float*, float*, int)"), ("naive", "naive"), ("_Znonsense", "_Znonsense")]
 )
-def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
+def test_symbols_are_written_as_in_the_source(symbol, name):
     assert demangled(symbol) == name

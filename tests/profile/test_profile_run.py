@@ -1,7 +1,5 @@
 """--profile and python -m ece408_op.profile, as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,7 +17,7 @@ def run_profile(*arguments):
     return python("-m", "ece408_op.profile", *arguments, cwd=ROOT)
 
 
-def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path) -> None:
+def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path):
     out = tmp_path / "deep" / "profile"
     done = passed("m2.py", 20, "--profile-out", out, "--json", tmp_path / "r.json")
     assert done.stdout.startswith(HEAD + "Op Time: ")
@@ -35,7 +33,7 @@ def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path) -> None:
     assert len(spans) == len(names)
 
 
-def test_a_script_keeps_its_arguments_and_its_exit_code(tmp_path) -> None:
+def test_a_script_keeps_its_arguments_and_its_exit_code(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
         "import sys\n"
@@ -54,7 +52,7 @@ def test_a_script_keeps_its_arguments_and_its_exit_code(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("last_line", ["raise ValueError('the reason')", "raise SystemExit('the reason')"])
-def test_a_script_that_fails_is_profiled_up_to_there(tmp_path, last_line) -> None:
+def test_a_script_that_fails_is_profiled_up_to_there(tmp_path, last_line):
     script = tmp_path / "mine.py"
     script.write_text(f"print('here')\n{last_line}\n")
     done = run_profile(script)

@@ -1,7 +1,5 @@
 """The profile's arithmetic, on activities made by hand: tables, lists, trace, MXNet's trace."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -21,7 +19,7 @@ def call(name: str, start: int, end: int, thread: int = 1, correlation: int = 0)
     return Activity(API_CALL, name, start, end, f"thread {thread}", correlation=correlation)
 
 
-def test_rows_are_sorted_by_time_and_have_count_mean_and_extremes() -> None:
+def test_rows_are_sorted_by_time_and_have_count_mean_and_extremes():
     table = _tables.rows([kernel("a", 0, 10), kernel("b", 10, 110), kernel("a", 110, 140)])
     assert [(row.name, row.total, row.calls, row.average, row.least, row.most) for row in table] == [
         ("b", 100, 1, 100, 100, 100),
@@ -32,7 +30,7 @@ def test_rows_are_sorted_by_time_and_have_count_mean_and_extremes() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=20))
 @example([("a", 0, 90), ("b", 0, 6), ("c", 0, 4)])  # over 90 % is more than 90 %
-def test_rows_keep_every_nanosecond(spans) -> None:
+def test_rows_keep_every_nanosecond(spans):
     activities = [kernel(name, start, start + length) for name, start, length in spans]
     table = _tables.rows(activities)
     assert sum(row.total for row in table) == sum(activity.nanoseconds for activity in activities)
@@ -44,12 +42,12 @@ def test_rows_keep_every_nanosecond(spans) -> None:
         assert sum(row.percent for row in most[:-1]) <= 90
 
 
-def test_nothing_recorded_is_an_empty_table() -> None:
+def test_nothing_recorded_is_an_empty_table():
     assert _tables.rows([]) == _tables.most([]) == []
     assert "Nothing was recorded" in _tables.as_text(Profile([]))
 
 
-def test_a_call_within_a_call_of_the_same_thread_counts_once() -> None:
+def test_a_call_within_a_call_of_the_same_thread_counts_once():
     calls = [
         call("cudaMemcpy", 0, 100),
         call("cuMemcpy", 10, 90),
@@ -60,7 +58,7 @@ def test_a_call_within_a_call_of_the_same_thread_counts_once() -> None:
     assert [row.name for row in _tables.tables(Profile(calls))["calls"]] == ["cudaMemcpy", "cudaFree", "cudaMalloc"]
 
 
-def test_text_has_both_lists_and_explains_their_entries() -> None:
+def test_text_has_both_lists_and_explains_their_entries():
     copy = Activity(MEMCPY, "[CUDA memcpy HtoD]", 0, 5_000, "stream 7")
     profile = Profile([kernel("f", 0, 2_000_000_000), copy, call("cudaFree", 0, 700)], 2.5, 0.1, ("A note.",))
     words = _tables.as_text(profile)
@@ -72,7 +70,7 @@ def test_text_has_both_lists_and_explains_their_entries() -> None:
     assert "MXNet operators" not in words
 
 
-def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels() -> None:
+def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels():
     activities = [
         kernel("f", 5_000, 9_000),
         call("cuLaunchKernel", 1_000, 3_000, correlation=5_000),
@@ -93,7 +91,7 @@ def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels(
     assert (end["pid"], end["tid"]) == (spans["f"]["pid"], spans["f"]["tid"])
 
 
-def test_mxnets_trace_is_read_once_per_operator_and_new_has_its_own_name() -> None:
+def test_mxnets_trace_is_read_once_per_operator_and_new_has_its_own_name():
     def event(name, category, phase, ts, tid):
         return {"name": name, "cat": category, "ph": phase, "ts": ts, "tid": tid, "pid": 0}
 

@@ -1,9 +1,5 @@
 """The report's page in headless Chromium, as wide as a phone and as a desk, light and dark, and printed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from browser import BEYOND, chromium, contrast, opened
 from test_report_page import asked, keep, keep_some, milestone
@@ -22,7 +18,7 @@ browser = pytest.fixture(scope="module")(chromium)
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Path:
+def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     kept = keep_some(folder / "runs")
     name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm_256x128::Params)"
@@ -33,7 +29,7 @@ def page(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, width, scheme) -> None:
+def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, width, scheme):
     view, requests = opened(browser, page, width, scheme)
     view.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
     assert requests == [page.as_uri()]
@@ -59,7 +55,7 @@ def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, w
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_and_charts_stand_out_from_the_page(browser, page, scheme) -> None:
+def test_words_and_charts_stand_out_from_the_page(browser, page, scheme):
     """The contrast of WCAG 2, of text, links and the charts' text."""
     view, _ = opened(browser, page, DESK, scheme)
     colours = view.evaluate(
@@ -77,7 +73,7 @@ def test_words_and_charts_stand_out_from_the_page(browser, page, scheme) -> None
     view.close()
 
 
-def test_printed_the_folded_tables_are_there_and_nothing_is_cut(browser, page) -> None:
+def test_printed_the_folded_tables_are_there_and_nothing_is_cut(browser, page):
     view, _ = opened(browser, page, 700, "dark")
     view.emulate_media(media="print")
     shown = "document.querySelector('details pre').checkVisibility()"

@@ -85,7 +85,7 @@ def keep_some(runs: Path) -> Path:
 
 
 @pytest.fixture
-def kept(tmp_path) -> Path:
+def kept(tmp_path):
     return keep_some(tmp_path / "runs")
 
 
@@ -112,7 +112,7 @@ def opened(runs: Path) -> Page:
     return Page(as_page(asked(), Runs(all_commands(asked()), runs)))
 
 
-def test_figures_are_those_of_the_results(kept) -> None:
+def test_figures_are_those_of_the_results(kept):
     page = opened(kept)
     same, time = ["ece408-high", "10000", "sample"], ["3.25", "0.50", "2.75"]
     assert page.rows["In short"][1:] == [
@@ -137,7 +137,7 @@ def test_figures_are_those_of_the_results(kept) -> None:
     assert {"0.4", "31.2", "fp32"} <= {word.strip() for word in re.findall(">([^<>]*)</text>", page.html)}
 
 
-def test_without_results_there_are_no_figures_and_every_command_is_listed_with_its_reason(tmp_path) -> None:
+def test_without_results_there_are_no_figures_and_every_command_is_listed_with_its_reason(tmp_path):
     page = opened(tmp_path)
     ((reason, count, lines),) = page.rows.pop("What was not run")[1:]
     assert not any(page.rows.values())
@@ -152,7 +152,7 @@ def test_without_results_there_are_no_figures_and_every_command_is_listed_with_i
     assert listed["no GPU here"] == "python -m ece408_op m1 ece408-high 100 --context gpu"
 
 
-def test_the_page_needs_nothing_else_and_names_with_markup_stay_text(kept) -> None:
+def test_the_page_needs_nothing_else_and_names_with_markup_stay_text(kept):
     keep(kept, "machine", facts(replace(MACHINE, versions={"<script>alert(1)</script>": "1"})))
     page = opened(kept)
     assert ["versions <script>alert(1)</script>", "1"] in page.rows["Machine"]
@@ -175,7 +175,7 @@ def test_the_page_needs_nothing_else_and_names_with_markup_stay_text(kept) -> No
         ("the GPU: expected cupy to import, got E", "Left out: the GPU: expected cupy to import, got E."),
     ],
 )
-def test_without_a_gpu_one_sentence_says_why(tmp_path, problem, sentence) -> None:
+def test_without_a_gpu_one_sentence_says_why(tmp_path, problem, sentence):
     keep(tmp_path, "machine", facts(replace(MACHINE, gpu=None), problem))
     page = opened(tmp_path)
     assert page.sections["Each GPU kernel"] == page.sections["Hardware counters"] == sentence

@@ -1,7 +1,5 @@
 """ece408-report's commands: which there are, run once, continued, and what failed or could not run is kept as such."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -31,7 +29,7 @@ def asked(**changed) -> Namespace:
     return Namespace(**{**given, "impl": ["direct", "loops", "naive", "register_blocked"], **changed})
 
 
-def test_every_network_and_size_runs_alone_and_profiled_and_every_layer_once() -> None:
+def test_every_network_and_size_runs_alone_and_profiled_and_every_layer_once():
     commands = all_commands(asked())
     names = [command.name for command in commands]
     assert len(names) == len(set(names))
@@ -46,7 +44,7 @@ def test_every_network_and_size_runs_alone_and_profiled_and_every_layer_once() -
     assert (needs["m2"], needs["m4"], needs["counters"]) == ("", GPU, COUNTERS)
 
 
-def test_milestones_and_implementations_that_were_not_asked_for_do_not_run() -> None:
+def test_milestones_and_implementations_that_were_not_asked_for_do_not_run():
     commands = all_commands(asked(networks=["ece408-low"], sizes=[7], milestones=["m2"], data="folder"))
     assert [command.line for command in commands] == [
         "python -m ece408_op m2 ece408-low 7 --data folder",
@@ -77,7 +75,7 @@ def status(folder: Path, name: str) -> tuple[str, str]:
     return run["status"], run["reason"]
 
 
-def test_commands_run_once_and_another_command_of_the_same_name_runs_again(tmp_path) -> None:
+def test_commands_run_once_and_another_command_of_the_same_name_runs_again(tmp_path):
     log, runs = tmp_path / "log", tmp_path / "runs"
     commands = [counting("a", log), counting("b", log)]
     run_all(commands[:1], runs)
@@ -89,7 +87,7 @@ def test_commands_run_once_and_another_command_of_the_same_name_runs_again(tmp_p
     assert log.read_text(encoding="utf-8") == "aba"
 
 
-def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
+def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path):
     commands = [
         python("broken", "sys.exit('the reason')"),
         python("cannot", "print('first', file=sys.stderr); print('no GPU', file=sys.stderr); sys.exit(3)"),
@@ -114,7 +112,7 @@ def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
     assert status(tmp_path, "broken") == status(tmp_path, "needy") == ("done", "")
 
 
-def test_results_of_another_machine_are_refused(tmp_path) -> None:
+def test_results_of_another_machine_are_refused(tmp_path):
     run_all([], tmp_path)
     with pytest.raises(DataError, match="expected results of this machine .another CPU, .*, got results of a CPU, "):
         run_all([], tmp_path, cpu="another CPU")
@@ -130,13 +128,13 @@ def test_results_of_another_machine_are_refused(tmp_path) -> None:
         '{"version": 4, "status": "done"}',
     ],
 )
-def test_a_broken_result_is_named(tmp_path, words) -> None:
+def test_a_broken_result_is_named(tmp_path, words):
     (tmp_path / "a.json").write_text(words)
     with pytest.raises(DataError, match=r"a\.json.*remove the file"):
         _runs.read(tmp_path, "a")
 
 
-def test_results_of_an_older_benchmark_are_named(tmp_path) -> None:
+def test_results_of_an_older_benchmark_are_named(tmp_path):
     old = {"status": "done", "reason": "", "result": {"version": 0}, "printed": ""}
     _runs.write(tmp_path, Command("layers-cpu-x", ()), old)
     with pytest.raises(DataError, match=r"layers-cpu-x\.json: .*version 0.*; remove the file"):
@@ -144,7 +142,7 @@ def test_results_of_an_older_benchmark_are_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_running_command_and_keeps_what_is_done(tmp_path, number) -> None:
+def test_a_signal_ends_the_running_command_and_keeps_what_is_done(tmp_path, number):
     code = f"""
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -171,7 +169,7 @@ except KeyboardInterrupt:
     assert _runs.read(tmp_path, "slow") is None
 
 
-def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys) -> None:
+def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "run_all", Mock(side_effect=KeyboardInterrupt))
     assert main(["--out", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "ece408-report: interrupted; the same command continues\n")
@@ -179,7 +177,7 @@ def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.exhaustive
-def test_a_small_report(tmp_path) -> None:
+def test_a_small_report(tmp_path):
     pytest.importorskip("mxnet")
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -1,7 +1,5 @@
 """Folders of compiled programs: what leaves a full cache."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from process import printed
 from ece408_op.runtime import cached_folders
 
 
-def test_what_nobody_used_for_an_hour_leaves_a_full_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_used_for_an_hour_leaves_a_full_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(cached_folders, "MOST_BYTES", 10_000)
 
     def make(key: str, size: int, hours: float) -> None:
@@ -31,7 +29,7 @@ def test_what_nobody_used_for_an_hour_leaves_a_full_folder(tmp_path: Path, monke
     [({"program": None}, ""), ({"headers/one.h": 9}, ""), ({"program": None, ".sizes.json": None}, ""), ({}, "[]")],
     ids=str,
 )
-def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | None], listed: str) -> None:
+def test_a_damaged_folder_is_made_again(tmp_path, sizes, listed):
     def make(folder: Path) -> None:
         (folder / "headers").mkdir()
         _fill(folder / "headers" / "one.h", 10)
@@ -50,7 +48,7 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, sizes: dict[str, int | N
     assert [one.name for one in tmp_path.iterdir()] == ["program-key"]
 
 
-def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Path) -> None:
+def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path):
     (tmp_path / ".program-key").mkdir()
     _fill(tmp_path / ".program-key" / "rest", 1)
     for _ in range(2):
@@ -59,7 +57,7 @@ def test_a_damaged_folder_is_made_again_though_a_remover_was_killed(tmp_path: Pa
         _fill(path / "program", 0)
 
 
-def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(tmp_path, monkeypatch) -> None:
+def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(tmp_path, monkeypatch):
     path = cached_folders.folder(tmp_path, "program", "key", lambda folder: _fill(folder / "program", 1))
 
     refused = Mock(side_effect=PermissionError)
@@ -67,7 +65,7 @@ def test_a_whole_folder_is_not_made_again_where_it_may_only_be_read(tmp_path, mo
     assert cached_folders.folder(tmp_path, "program", "key", refused) == path
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_until_the_program_ends(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_replaced_until_the_program_ends(tmp_path):
     program = "from ece408_op.runtime import cached_folders as c; c.folder(c.base(), 'a', 'b', lambda _: None)"
     program += "; print(c.base() == c.base(), c.base(private=False).stat().st_mode & 0o777, c.base())"
     places = {"HOME": "/dev/null", "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}

@@ -1,7 +1,5 @@
 """Programs are compiled together, and nothing is launched meanwhile; CuPy is a stand-in."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Running kernels: streams, threads, memory, and errors that name the kernel that made them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor

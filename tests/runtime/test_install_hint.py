@@ -1,9 +1,6 @@
 """What to install is said by a command that works for the way in which the package itself was installed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from ece408_op.runtime import install_hint
 
 
-def test_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").touch()
     assert install_hint.command("cpu", tmp_path) == f"pip install -e '{tmp_path}[cpu]'"
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,5 @@
 """Resident blocks per multiprocessor, against CUDA's occupancy calculator and the driver's own figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -27,12 +25,12 @@ PASCAL = DeviceLimits("P100", (6, 0), 56, 64, 32, 65536, 64 * 1024)
         (PASCAL, 128, 32, 32 * 1024, 2),  # nothing is reserved before 8.0
     ],
 )
-def test_resident_blocks_as_cudas_calculator_has_them(limits, threads, registers, shared, blocks) -> None:
+def test_resident_blocks_as_cudas_calculator_has_them(limits, threads, registers, shared, blocks):
     assert min(limits.resident_blocks((threads, 1, 1), registers, shared).values()) == blocks
     assert limits.occupancy((threads, 1, 1), registers, shared) == blocks * -(-threads // 32) / 64
 
 
-def test_occupancy_is_what_the_driver_reported() -> None:
+def test_occupancy_is_what_the_driver_reported():
     """Of each kernel's launches on the course's layers, by cuOccupancyMaxActiveBlocksPerMultiprocessor on an H200."""
     launches = json.loads((Path(__file__).parent / "recorded" / "occupancy-h200.json").read_text())
     assert len(launches) > 40

@@ -1,7 +1,5 @@
 """Prepared launches; programmatic dependent launches must not read what is not written yet."""
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import nullcontext
 from dataclasses import replace

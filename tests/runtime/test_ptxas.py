@@ -1,7 +1,5 @@
 """What ptxas reports on kernels, understood and put in words."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest
@@ -23,7 +21,7 @@ ptxas info    : Used 128 registers, used 1 barriers, 2048 bytes smem
 """
 
 
-def test_ptxas_is_understood() -> None:
+def test_ptxas_is_understood():
     first, second = ptxas.kernels(PTXAS)
     assert first.name in ("forward_kernel", "_ZN5mxnet2op14forward_kernelEPfPKfS3_iiiiii")
     assert (first.registers, first.spill_store_bytes, first.shared_bytes) == (31, 0, 0)
@@ -33,7 +31,7 @@ def test_ptxas_is_understood() -> None:
     }
 
 
-def test_ptxas_names_what_is_in_the_way() -> None:
+def test_ptxas_names_what_is_in_the_way():
     text = "\n".join(ptxas.lines(ptxas.kernels(PTXAS)))
     assert "48 bytes are spilled" in text
     assert "limit a multiprocessor to 512 of 2048 threads" in text  # 65536 / 128
@@ -48,7 +46,7 @@ def test_ptxas_names_what_is_in_the_way() -> None:
         ((32, 1, 1), 0, "blocks of 32 threads: occupancy 25 %: its registers limit a multiprocessor to 16 blocks"),
     ],
 )
-def test_occupancy_is_told_by_launch(block: tuple[int, int, int], shared: int, words: str) -> None:
+def test_occupancy_is_told_by_launch(block, shared, words):
     notes = ptxas.kernels(PTXAS)
     launch = LaunchShape("tiled", (1, 1, 1), block, 2048, shared)
     told = ptxas.lines(notes, [launch], DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 228 << 10))

@@ -1,7 +1,5 @@
 """Threads that share the parts of calls."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

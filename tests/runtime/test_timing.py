@@ -1,7 +1,5 @@
 """Medians and their intervals, compared with the binomial distribution by counting all outcomes."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -12,14 +10,14 @@ from ece408_op.runtime.timing import CONFIDENCE, summary
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=40))
-def test_the_median_lies_within_its_interval(samples: list[float]) -> None:
+def test_the_median_lies_within_its_interval(samples):
     got = summary(samples)
     assert got.fastest <= got.low <= got.median <= got.high <= got.slowest
     assert got.count == len(samples)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 8, 9, 12])
-def test_the_confidence_is_that_of_all_outcomes(n: int) -> None:
+def test_the_confidence_is_that_of_all_outcomes(n):
     # Each sample lies below the true median or above it, like a coin: the interval misses where too few lie below or
     # above.
     got = summary(list(range(n)))
@@ -29,12 +27,12 @@ def test_the_confidence_is_that_of_all_outcomes(n: int) -> None:
     assert got.confidence >= CONFIDENCE or (got.low, got.high) == (got.fastest, got.slowest)
 
 
-def test_many_samples_have_a_narrow_interval() -> None:
+def test_many_samples_have_a_narrow_interval():
     # n = 100: the 40th smallest to the 40th largest (tables of the sign test).
     got = summary([float(i) for i in range(1, 101)])
     assert (got.low, got.median, got.high) == (40, 50.5, 61)
 
 
-def test_nothing_has_no_median() -> None:
+def test_nothing_has_no_median():
     with pytest.raises(ValueError, match="at least one"):
         summary([])

@@ -1,7 +1,5 @@
 """A submission before it runs: its files, its constants and the compiler's words; and how a program ends."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -35,7 +33,7 @@ def compiled(source: Path, tools: Tools, context: str = "cpu", architecture: str
         return build.build(source, context, folder, tools, sandbox.LimitsSpec(), architecture)
 
 
-def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path: Path) -> None:
+def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path):
     touch(tmp_path, "new-inl.h", "own.h", "others.h")
     (tmp_path / "new-forward.h").write_text('#include "./new-inl.h"\n#include "own.h"\n')
     (tmp_path / "to").mkdir()
@@ -58,7 +56,7 @@ def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_p
         ("#define ONE_OUT_TILE_WIDTH 28\nif (H == 70.0) f(66.0f);", ["2019fa"]),
     ],
 )
-def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
+def test_constants_point_to_a_network(source, names):
     assert [net.name for net in pointed_to(source)] == names
     assert {net.name for net in KNOWN_NETS} >= set(names)
 
@@ -74,7 +72,7 @@ def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
     ],
     ids=range(16),
 )
-def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
+def test_no_text_keeps_the_harness_busy(text, tmp_path):
     (tmp_path / "new-forward.h").write_text(text)
     began = time.process_time()
     pointed_to(text)
@@ -116,7 +114,7 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
+def test_errors_say_what_the_author_can_mend(said, shown):
     lines = build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
     assert lines[-1] == shown
     assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
@@ -129,17 +127,17 @@ def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
         "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *error) {}\n      | ^~~~\n",
     ],
 )
-def test_the_code_stands_below_its_error(said: str) -> None:
+def test_the_code_stands_below_its_error(said):
     code = "_global_ void k(float *error) {}"
     assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == [f"    {code}"]
 
 
-def test_the_linkers_error_is_shown() -> None:
+def test_the_linkers_error_is_shown():
     said = "a.cuh:(.text+0x5): relocation truncated to fit: R_X86_64_PC32 against `.bss'\n"
     assert said in build.errors(f"{said}collect2: error: ld returned 1 exit status\n", Path("/build"), TOOLS, "a.cuh")
 
 
-def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_helper_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / "a.h").write_text('#include "sparse.h"\n')
     with open(tmp_path / "sparse.h", "wb") as file:
         file.truncate(6 << 30)
@@ -148,12 +146,12 @@ def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
 
 
-def test_a_source_that_has_gone_is_not_called_too_large(tmp_path: Path) -> None:
+def test_a_source_that_has_gone_is_not_called_too_large(tmp_path):
     with pytest.raises(EndedError, match="cannot be read: No such file"):
         sources.copy(tmp_path / "new-forward.h", tmp_path)
 
 
-def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_killed_graders_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -164,7 +162,7 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
         assert Path(own).exists() and not stale.exists()
 
 
-def test_folders_of_the_cache_that_were_never_finished_are_removed(tmp_path, monkeypatch) -> None:
+def test_folders_of_the_cache_that_were_never_finished_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(cached_folders, "cache_folder", lambda: tmp_path)
     touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
     for name in (".tools-killed", ".file-other"):
@@ -174,7 +172,7 @@ def test_folders_of_the_cache_that_were_never_finished_are_removed(tmp_path, mon
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/"])
-def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", folder)
     monkeypatch.syspath_prepend(folder)
     seen = python_program(Path("/tmp/build/kernel.py")).seen
@@ -182,7 +180,7 @@ def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder: str, monkeypatc
 
 
 @needs_sandbox
-def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
+def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path):
     tools = build.tools()
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
@@ -197,7 +195,7 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
 
 @needs_sandbox
 @pytest.mark.exhaustive
-def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) -> None:
+def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path):
     tools = build.tools(unsafe=True)
     with open(tmp_path / "output", "wb") as output:
         process = sandbox.start(tools, ["/bin/sleep", "60"], sandbox.LimitsSpec(), 60, output)
@@ -212,7 +210,7 @@ def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) ->
 
 @needs_sandbox
 @pytest.mark.exhaustive
-def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path: Path) -> None:
+def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path):
     """bwrap's child waits for a word of bwrap before it ends with its parent; every tenth try finds it there."""
     name, tools = f"{os.getpid()}{time.monotonic_ns()}", build.tools()
     for number in range(40):
@@ -227,7 +225,7 @@ def test_nothing_stays_of_a_sandbox_that_is_ended_while_it_starts(tmp_path: Path
     assert has_ended(name, 30)
 
 
-def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monkeypatch, tmp_path) -> None:
+def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monkeypatch, tmp_path):
     def only_gxx(name: str) -> str:
         if name != "g++":
             raise HarnessError(f"expected the compiler {name} on this machine, found none")
@@ -254,7 +252,7 @@ NO_SPACE = "#error No space left on device\n"
     ],
     ids=["no compiler", "no disk", "little disk and an error of its own"],
 )
-def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said, monkeypatch, tmp_path) -> None:
+def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said, monkeypatch, tmp_path):
     source, tools = tmp_path / "new-forward.h", build.tools()
     source.write_text(text, encoding="utf-8")
     if lacks == "compiler":
@@ -266,7 +264,7 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said,
 
 
 @needs_sandbox
-def test_a_name_that_no_include_takes(tmp_path: Path) -> None:
+def test_a_name_that_no_include_takes(tmp_path):
     source = tmp_path / 'a"b>\nc.h'
     source.write_text("#error seen", encoding="utf-8")
     with pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
@@ -274,7 +272,7 @@ def test_a_name_that_no_include_takes(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) -> None:
+def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path):
     (tmp_path / "string.h").write_text("#pragma once\nconst int own = 1;\n")
     source = tmp_path / "new-forward.h"
     # Only for C++14 is the header in front of the file precompiled.
@@ -285,7 +283,7 @@ def test_a_helper_does_not_take_the_place_of_a_systems_header(tmp_path: Path) ->
 
 @needs_sandbox
 @pytest.mark.parametrize("context", ["cpu", "gpu"])
-def test_a_helper_in_a_folder_below_includes_one_at_the_top(context: str, tmp_path: Path) -> None:
+def test_a_helper_in_a_folder_below_includes_one_at_the_top(context, tmp_path):
     if context == "gpu" and shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     (tmp_path / "impl").mkdir()
@@ -298,7 +296,7 @@ def test_a_helper_in_a_folder_below_includes_one_at_the_top(context: str, tmp_pa
         compiled(source, build.tools(), context, "sm_90" if context == "gpu" else "")
 
 
-def test_a_kernel_that_waits_for_its_own_kernels_is_not_supported() -> None:
+def test_a_kernel_that_waits_for_its_own_kernels_is_not_supported():
     code = "__global__ void parent() { child<<<1, 1>>>(); cudaDeviceSynchronize(); }"
     said = 'a.cuh(6): error: calling a __host__ function("cudaDeviceSynchronize") from a __global__ function("parent")'
     assert build.not_supported(code, said) == "a kernel calls cudaDeviceSynchronize, which CUDA 12 dropped"

@@ -1,7 +1,5 @@
 """Fixtures for the GPU, one of each style, go through nvcc as the harness calls it; texture<> and surface<> cannot."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 from sandbox import needs_sandbox
 
 from ece408_op.submission import EndedError, build
-from ece408_op.submission.sandbox import LimitsSpec, Tools
+from ece408_op.submission.sandbox import LimitsSpec
 
 #: One of each style that a header or an option of the harness is for.
 NAMES = ("cub", "headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics", "thrust")
@@ -22,7 +20,7 @@ pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, re
 
 
 @pytest.fixture(scope="module")
-def tools() -> Tools:
+def tools():
     return build.tools()
 
 
@@ -31,7 +29,7 @@ def tools() -> Tools:
     [pytest.param(path, marks=pytest.mark.exhaustive if path.stem in SLOW else ()) for path in FILES],
     ids=lambda path: path.stem,
 )
-def test_it_compiles(path: Path, tools: Tools, tmp_path: Path) -> None:
+def test_it_compiles(path, tools, tmp_path):
     try:
         built = build.build(path, "gpu", tmp_path, tools, LimitsSpec(), "sm_90")
     except EndedError as ended:

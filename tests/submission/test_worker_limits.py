@@ -1,12 +1,9 @@
 """A submission's limits of time, as its workers keep them, and a worker that does not begin."""
 
-from __future__ import annotations
-
 import re
 import resource
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.submission import EndedError, HarnessError, runner
 
 
-def test_a_spent_limit_is_the_files_fault_not_the_harnesss() -> None:
+def test_a_spent_limit_is_the_files_fault_not_the_harnesss():
     """A later worker of the file still begins, which is not the file's time, and then has none left to load it."""
     file = runner.compile_file(SUBMISSIONS / "cpu" / "counts_its_calls.h")
     file = replace(file, program=replace(file.program, used=[4.0], most=4.0))
@@ -26,7 +23,7 @@ def test_a_spent_limit_is_the_files_fault_not_the_harnesss() -> None:
     assert file.program.used == [4.0]
 
 
-def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_not_there_is_named(monkeypatch):
     file = runner.compile_file(SUBMISSIONS / "python" / "einsum.py")
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
     session = runner.Session(file, [ConvProblem(2, 1, 8, 8, 2, 3)])
@@ -34,7 +31,7 @@ def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
         pytest.fail("it began")
 
 
-def test_the_stack_is_no_larger_where_the_harness_has_no_limit_of_its_own(tmp_path: Path) -> None:
+def test_the_stack_is_no_larger_where_the_harness_has_no_limit_of_its_own(tmp_path):
     text = (SUBMISSIONS / "cpu" / "textbook.h").read_text(encoding="utf-8")
     large = "volatile float unrolled[15000000];\n  unrolled[B] = unrolled[0];\n"
     (tmp_path / "new-forward.h").write_text(re.sub(r"(const int B = .*\n)", rf"\1  {large}", text, count=1))
