@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 #: JavaScript: the elements that end beyond the window's right edge and are in no box that scrolls.
-BEYOND = """[...document.body.querySelectorAll('*')]
+_BEYOND = """[...document.body.querySelectorAll('*')]
     .filter(element => !element.closest('.wide') && element.getBoundingClientRect().right > innerWidth + 1)
     .map(element => element.outerHTML.slice(0, 80))"""
 
@@ -30,13 +31,21 @@ def chromium() -> Iterator[Any]:
         started.close()
 
 
-def opened(browser: Any, page: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
-    """Open a page in a window of that width, light or dark; the view, and the addresses that it asks for."""
+@contextmanager
+def opened(browser: Any, page: Path, width: int, scheme: str) -> Iterator[Any]:
+    """Open a page in a window of that width, light or dark; at the end, it fits the window, and has asked for no other.
+
+    A table that is wider than the page scrolls in a box of its own.
+    """
     view = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     requests: list[str] = []
     view.on("request", lambda request: requests.append(request.url))
     view.goto(page.as_uri())
-    return view, requests
+    yield view
+    assert requests == [page.as_uri()]
+    assert view.evaluate("document.documentElement.scrollWidth") == width
+    assert view.evaluate(_BEYOND) == []
+    view.close()
 
 
 def contrast(one: str, other: str) -> float:

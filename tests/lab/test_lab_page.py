@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import BEYOND, chromium, contrast, opened
+from browser import chromium, contrast, opened
 
 from ece408_op.core.explain import explain
 from ece408_op.emulator import LineCounters, Report
@@ -65,18 +65,15 @@ browser = pytest.fixture(scope="module")(chromium)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_it_is_readable_at_both_widths(browser, tmp_path, width, scheme):
-    path = _page.write(result(), tmp_path)
-    view, requests = opened(browser, path, width, scheme)
-    assert requests == [path.as_uri()]
-    assert view.evaluate("document.documentElement.scrollWidth") == width
-    assert view.evaluate(BEYOND) == []
-    heights = "[...document.querySelectorAll('svg text')].map(word => word.getBoundingClientRect().height)"
-    assert min(view.evaluate(heights)) >= 7
-    # The text on the hottest line's number, over the page.
-    ink, heat, back = view.evaluate(
-        """(() => { const hot = getComputedStyle(document.querySelector('[style*="--heat: 1.0"]'));
-            return [hot.color, hot.backgroundColor, getComputedStyle(document.documentElement).backgroundColor]; })()"""
-    )
+    with opened(browser, _page.write(result(), tmp_path), width, scheme) as view:
+        heights = "[...document.querySelectorAll('svg text')].map(word => word.getBoundingClientRect().height)"
+        assert min(view.evaluate(heights)) >= 7
+        # The text on the hottest line's number, over the page.
+        ink, heat, back = view.evaluate(
+            """(() => { const hot = getComputedStyle(document.querySelector('[style*="--heat: 1.0"]')),
+                              page = getComputedStyle(document.documentElement);
+                return [hot.color, hot.backgroundColor, page.backgroundColor]; })()"""
+        )
     channels = [float(word) for word in re.findall(r"[0-9.]+", heat.replace("srgb", ""))]
     if heat.startswith("color("):
         channels = [255 * channel for channel in channels[:3]] + channels[3:]
@@ -84,4 +81,3 @@ def test_it_is_readable_at_both_widths(browser, tmp_path, width, scheme):
     under = [float(word) for word in re.findall(r"[0-9.]+", back)]
     mixed = ", ".join(str(round(share * own + (1 - share) * other)) for own, other in zip(channels, under))
     assert contrast(ink, f"rgb({mixed})") >= 4.5
-    view.close()
