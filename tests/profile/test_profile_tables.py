@@ -42,11 +42,6 @@ def test_rows_keep_every_nanosecond(spans):
         assert sum(row.percent for row in most[:-1]) <= 90
 
 
-def test_nothing_recorded_is_an_empty_table():
-    assert _tables.rows([]) == _tables.most([]) == []
-    assert "Nothing was recorded" in _tables.as_text(Profile([]))
-
-
 def test_a_call_within_a_call_of_the_same_thread_counts_once():
     calls = [
         call("cudaMemcpy", 0, 100),
