@@ -57,18 +57,10 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
         DeviceError: there is no g++.
         OSError: the file cannot be read.
     """
-    folder = folder or _build.default_folder()
     text = f'#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
+    checks = ("counters", "indices") if _indices.has_arrays(text) else ("counters",)
     with ThreadPoolExecutor(2) as pool:
-        checks = ("counters", "indices") if _indices.has_arrays(text) else ("counters",)
-        found = [pool.submit(_link, text, path.name, folder, check) for check in checks]
-        try:
-            program, *more = [one.result() for one in found]
-        except CompileError as error:
-            if not _NO_FORWARD.search(str(error)):
-                raise
-            said = "it has no forward(y, x, w) for gpu in namespace mxnet::op that can be called"
-            raise CompileError(((None, said),)) from None
+        program, *more = pool.map(lambda check: _link(text, path.name, folder, check), checks)
     _check_lengths(program, path)
     return replace(program, indices=more[0].executable) if more else program
 
@@ -85,7 +77,7 @@ def _warnings(program: Program) -> str:
     return program.executable.with_name("warnings").read_text(encoding="utf-8")
 
 
-def _link(text: str, name: str, folder: Path, checks: str) -> Program:
+def _link(text: str, name: str, folder: Path | None, checks: str) -> Program:
     """Compile with few headers, then with all; each time again with the option that an error asks for."""
     options: tuple[str, ...] = (_build.FEW_HEADERS,)
     while True:
@@ -97,7 +89,10 @@ def _link(text: str, name: str, folder: Path, checks: str) -> Program:
             option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
             if option and option not in options:
                 options = (*options, option)
-            elif _build.FEW_HEADERS in options and not _NO_FORWARD.search(str(error)):
+            elif _NO_FORWARD.search(str(error)):
+                said = "it has no forward(y, x, w) for gpu in namespace mxnet::op that can be called"
+                raise CompileError(((None, said),)) from None
+            elif _build.FEW_HEADERS in options:
                 options = ()
             else:
                 raise

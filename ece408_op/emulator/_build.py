@@ -112,16 +112,14 @@ def compiler_version() -> str | None:
     return done.stdout.strip() if major.isdigit() and int(major) >= 12 else None
 
 
-def default_folder() -> Path:
-    """Return the folder of compiled programs, in the user's cache or a temporary one."""
-    return cached_folders.base() / "emulator"
-
-
-def link(text: str, source: str, folder: Path, checks: str, course: bool, options: tuple[str, ...] = ()) -> Program:
+def link(
+    text: str, source: str, folder: Path | None, checks: str, course: bool, options: tuple[str, ...] = ()
+) -> Program:
     """Compile and link C++ that defines ``ece408_run``, with the options of ``_CHECKS``, if the folder has it not yet.
 
-    Raises CompileError, and DeviceError where there is no g++.
+    By default, the folder is in the user's cache. Raises CompileError, and DeviceError where there is no g++.
     """
+    folder = folder or cached_folders.base() / "emulator"
     support = _support(folder)
     header = _header(support, checks, course, options)
 

@@ -66,7 +66,6 @@ class Plans:
             sources.setdefault(case.text, {})[number] = case
         texts = [_namespace(source, same, counters) for source, same in sources.items()]
         text = "".join(texts) + _entry(list(sources.values()), races, counters)
-        folder = folder or _build.default_folder()
         self._program = _build.link(text, "plans", folder, checks=checks, course=False)
 
     def run(
@@ -81,8 +80,7 @@ class Plans:
         256.
         """
         case = self.cases[name]
-        given = [(key, np.ascontiguousarray(arrays[key])) for key in case.buffers]
-        buffers = [_run.Buffer(key, array, (aligned or {}).get(key, 64), True) for key, array in given]
+        buffers = [_run.Buffer(key, arrays[key], (aligned or {}).get(key, 64), True) for key in case.buffers]
         call = _run.Call(buffers, [list(self.cases).index(name)])
         (outcome,) = _run.execute(self._program.executable, [call], _SECONDS)
         return _report.make(self._program, outcome)
