@@ -21,7 +21,6 @@ ECE408_PLAIN inline void require_aligned(const T *p, size_t bytes = sizeof(T)) {
 }
 namespace instructions {
 
-typedef unsigned long long Barrier;
 typedef unsigned long long Descriptor;
 
 inline unsigned shared_address(const void *p) { return __cvta_generic_to_shared(p); }
@@ -37,25 +36,21 @@ ECE408_NOTHING(fence_async_proxy) ECE408_NOTHING(raise_registers) ECE408_NOTHING
 
 using emulator::named_barrier;
 
-// An mbarrier: arrivals of a phase, those still missing, and the phases completed.
-struct MBarrier {
+// An mbarrier, 8 bytes: arrivals of a phase, those still missing, and the phases completed.
+struct alignas(8) Barrier {
     short count, missing;
     int phases;
 };
-static_assert(sizeof(MBarrier) == sizeof(Barrier), "an mbarrier has 8 bytes");
-ECE408_PLAIN inline void mbarrier_init(Barrier *barrier, int count) {
-    *reinterpret_cast<MBarrier *>(barrier) = {short(count), short(count), 0};
-}
+ECE408_PLAIN inline void mbarrier_init(Barrier *barrier, int count) { *barrier = {short(count), short(count), 0}; }
 ECE408_PLAIN inline void mbarrier_arrive(Barrier *barrier) {
-    MBarrier &mine = *reinterpret_cast<MBarrier *>(barrier);
     Ordering *const order = ordering_of(barrier);
     made_progress();
     release(order);
-    if (--mine.missing == 0) mine.missing = mine.count, mine.phases++, complete(order);
+    if (--barrier->missing == 0) barrier->missing = barrier->count, barrier->phases++, complete(order);
 }
 inline void mbarrier_arrive_expect_bytes(Barrier *barrier, int) { mbarrier_arrive(barrier); }
 ECE408_PLAIN inline void mbarrier_wait_thread(Barrier *barrier, int phase) {
-    while (reinterpret_cast<volatile MBarrier *>(barrier)->phases % 2 == phase % 2) yield_thread();
+    while (barrier->phases % 2 == phase % 2) yield_thread();
     acquire(ordering_of(barrier));
 }
 inline void mbarrier_wait(Barrier *barrier, int phase) {

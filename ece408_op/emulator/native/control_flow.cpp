@@ -18,7 +18,7 @@ struct Node {
     std::vector<int> successors;
     std::vector<int> path;   // position, loop, position, loop, ..., position
     int seen, low;           // Tarjan's numbers
-    bool waiting, removed;
+    bool waiting;
 };
 
 std::vector<Node> nodes;

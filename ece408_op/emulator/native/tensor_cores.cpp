@@ -1,5 +1,4 @@
 // Tensor cores, lane by lane in double precision.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
