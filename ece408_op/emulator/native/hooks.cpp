@@ -18,7 +18,9 @@ inline void add(Thread &thread, uint32_t code, Operation operation, int bytes, u
     }
 }
 
-inline void hook(void *pointer, int bytes, Operation operation, const void *code) {
+}  // namespace
+
+void access(const void *pointer, int bytes, Operation operation, const void *code) {
     const uintptr_t address = uintptr_t(pointer);
     last_code = uint32_t(uintptr_t(code));
     check_overwrites();
@@ -49,19 +51,14 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
     add(threads[current], last_code, operation, bytes, address);
 }
 
-void hook_volatile(void *pointer, int bytes, Operation operation, const void *code) {
+static void access_volatile(const void *pointer, int bytes, Operation operation, const void *code) {
     if (operation == READ) may_receive();
     else may_pass_on();
     in_volatile = true;
-    hook(pointer, bytes, operation, code);
+    access(pointer, bytes, operation, code);
     in_volatile = false;
 }
 
-}  // namespace
-
-void access(const void *address, int bytes, Operation operation, const void *code) {
-    hook(const_cast<void *>(address), bytes, operation, code);
-}
 void count_access(const void *address, int bytes, Operation operation, const void *code) {
     add(threads[current], uint32_t(uintptr_t(code)), operation, bytes, uintptr_t(address));
 }
@@ -70,16 +67,16 @@ void count_access(const void *address, int bytes, Operation operation, const voi
 
 using namespace emulator;
 #define HERE __builtin_return_address(0)
-#define HOOKS(n)                                                                          \
-    extern "C" void __tsan_read##n(void *p) { hook(p, n, READ, HERE); }                   \
-    extern "C" void __tsan_write##n(void *p) { hook(p, n, WRITE, HERE); }                 \
-    extern "C" void __tsan_unaligned_read##n(void *p) { hook(p, n, READ, HERE); }         \
-    extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }       \
-    extern "C" void __tsan_volatile_read##n(void *p) { hook_volatile(p, n, READ, HERE); } \
-    extern "C" void __tsan_volatile_write##n(void *p) { hook_volatile(p, n, WRITE, HERE); }
+#define HOOKS(n)                                                                            \
+    extern "C" void __tsan_read##n(void *p) { access(p, n, READ, HERE); }                   \
+    extern "C" void __tsan_write##n(void *p) { access(p, n, WRITE, HERE); }                 \
+    extern "C" void __tsan_unaligned_read##n(void *p) { access(p, n, READ, HERE); }         \
+    extern "C" void __tsan_unaligned_write##n(void *p) { access(p, n, WRITE, HERE); }       \
+    extern "C" void __tsan_volatile_read##n(void *p) { access_volatile(p, n, READ, HERE); } \
+    extern "C" void __tsan_volatile_write##n(void *p) { access_volatile(p, n, WRITE, HERE); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 static void range(void *p, long bytes, Operation operation, const void *code) {
-    for (long i = 0; i < bytes; i += 4) hook(static_cast<char *>(p) + i, bytes - i < 4 ? 1 : 4, operation, code);
+    for (long i = 0; i < bytes; i += 4) access(static_cast<char *>(p) + i, bytes - i < 4 ? 1 : 4, operation, code);
 }
 extern "C" void __tsan_read_range(void *p, long n) { range(p, n, READ, HERE); }
 extern "C" void __tsan_write_range(void *p, long n) { range(p, n, WRITE, HERE); }
