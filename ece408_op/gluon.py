@@ -15,7 +15,6 @@ from mxnet.gluon import nn
 from ece408_op.errors import ProblemError
 from ece408_op.graph import api
 from ece408_op.network.api import gpu_network
-from ece408_op.plugin.attributes import Attributes
 from ece408_op.plugin.builder import Convolution
 
 
@@ -32,7 +31,7 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
         ProblemError: another layout, or an unknown option.
     """
 
-    _options: Attributes
+    _options: dict[str, Any]
 
     def __init__(
         self, *args: Any, impl: str = "auto", device: str | None = None, precision: str = "float32", **keywords: Any
@@ -44,10 +43,9 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:  # noqa: N803 (as in MXNet)
         """Return the convolution of x, with the layer's activation applied if it has one."""
-        options = {name: getattr(self._options, name) for name in ("impl", "device", "precision")}
         # A symbol gets the block's prefix in front of its name.
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.name}_fwd"
-        y = Convolution(x, weight, bias, name=name, **options, **self._kwargs)
+        y = Convolution(x, weight, bias, name=name, **self._options, **self._kwargs)
         return y if self.act is None else self.act(y)
 
 
@@ -194,7 +192,7 @@ def _blocks(block: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _reasons(layer: Any, options: Attributes, where: str) -> list[str]:
+def _reasons(layer: Any, options: dict[str, Any], where: str) -> list[str]:
     """Return every reason why a convolution cannot be replaced."""
     reasons = []
     if type(layer) is not nn.Conv2D:
@@ -212,12 +210,11 @@ def _reasons(layer: Any, options: Attributes, where: str) -> list[str]:
     return reasons
 
 
-def _replace_in_symbol(layer: Any, options: Attributes, where: str, result: Replaced) -> None:
+def _replace_in_symbol(layer: Any, options: dict[str, Any], where: str, result: Replaced) -> None:
     """Replace the convolutions in the graph of a SymbolBlock."""
     inputs, symbol = layer._cached_graph
     parameters = {p.name: p for p in layer.collect_params().values() if p.shape and min(p.shape) > 0}
-    words = {name: getattr(options, name) for name in ("impl", "device", "precision")}
-    found = api.replace_convolution(symbol, parameters, where=where, renames=False, warn=False, **words)
+    found = api.replace_convolution(symbol, parameters, where=where, renames=False, warn=False, **options)
     layer._cached_graph = inputs, found.symbol
     result.replaced.extend(found.replaced)
     result.left.update(found.left)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace as with_fields
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ece408_op.errors import ProblemError
 from ece408_op.plugin.attributes import CONVOLUTION as KNOWN
@@ -36,7 +36,7 @@ class Replacements(NamedTuple):
 
 def replace(
     graph: Graph,
-    options: Attributes,
+    options: Mapping[str, Any],
     types: Mapping[str, str],
     taken: set[str],
     excluded: Mapping[str, str],
@@ -89,16 +89,15 @@ def replace(
     return result
 
 
-def _read(node: Node, options: Attributes, other: str | None) -> tuple[Attributes | None, list[str]]:
+def _read(node: Node, options: Mapping[str, Any], other: str | None) -> tuple[Attributes | None, list[str]]:
     """Return a Convolution's attributes with the options, None if invalid, and the reasons against a replacement.
 
     other: a type of an input or the output that is not float32, or None.
     """
     own = {key: value for key, value in node.attrs.items() if not is_mxnets_own(key)}
-    given = {"impl": options.impl, "device": options.device, "precision": options.precision}
     reasons = [f"type {other}: New takes float32 only"] if other else []
     try:
-        attributes = Attributes.parse({"no_bias": "False", **own, **given})
+        attributes = Attributes.parse({"no_bias": "False", **own, **options})
     except ProblemError as error:
         return None, [str(error), *reasons]
     if len(node.inputs) != len(attributes.inputs):

@@ -87,11 +87,11 @@ def load_checkpoint(
         GraphError: a file is missing or damaged, or the weights do not fit the symbol; the message names file and node.
         ProblemError: impl, device or precision is unknown.
     """
-    options = checked_options(impl, device, precision).as_text()
+    options = checked_options(impl, device, precision)
     symbol_file, params_file = _files(prefix, epoch)
     where = str(symbol_file)
     graph = Graph.parse(_text(symbol_file), where)
-    given = {key: text for key, text in options.items() if key not in ("kernel", "num_filter")}
+    given = {name: value for name, value in options.items() if value != getattr(Attributes, name)}
     node_conversion.to_custom(graph, where, given)
     if fuse:
         graph = fusion.fuse_tanh_pool(graph)
@@ -243,23 +243,25 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 
-def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: Attributes) -> bool:
+def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Return whether ``New`` is expected to be slower than MXNet's own Convolution with a weight of this shape.
 
     False if the shape is not known: () or with sizes of 0 or -1. attributes: the Convolution's, as text or values.
     """
-    device = options.device or dispatch.device_of(options.impl, "cpu")
+    device = options["device"] or dispatch.device_of(options["impl"], "cpu")
     groups = int(attributes.get("num_group", 1))
     steps = re.findall(r"\d+", f"{attributes.get('stride', '')} {attributes.get('dilate', '')}")
     dense = all(int(step) == 1 for step in steps)
     return len(weight) == 4 and min(weight) > 0 and dispatch.slower_than_mxnet(weight, device, groups, dense)
 
 
-def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> Attributes:
-    """Return these options as the Attributes of a layer of any size; raises ProblemError for a wrong option."""
+def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> dict[str, Any]:
+    """Return impl, device and precision by name; raises ProblemError for a wrong option."""
     if where not in WHERE:
         raise ProblemError(f"where: expected one of {', '.join(WHERE)}; got {where!r}")
-    return Attributes.parse({"kernel": (1, 1), "num_filter": 1, "impl": impl, "device": device, "precision": precision})
+    given = {"impl": impl, "device": device, "precision": precision}
+    parsed = Attributes.parse({"kernel": (1, 1), "num_filter": 1, **given})
+    return {name: getattr(parsed, name) for name in given}
 
 
 def _files(prefix: Prefix, epoch: int) -> tuple[Path, Path]:
