@@ -89,7 +89,7 @@ def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
 
     Raises Ece408Error if the network's first output is not (N, classes).
     """
-    scores = bound(network, images.shape, context)(mx.nd.array(images, ctx=context)).asnumpy()
+    scores = bound(network, images.shape, context)(data=mx.nd.array(images, ctx=context)).asnumpy()
     if scores.ndim != 2:
         raise Ece408Error(
             f"expected scores (images, classes) as the network's first output, got {scores.shape}; add a Flatten"
@@ -97,11 +97,14 @@ def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
     return scores.argmax(axis=1)
 
 
-def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
-    """Bind the network; return a function from an NDArray of images to the NDArray of the first output."""
+def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[..., Any]:
+    """Bind the network; return a function from ``data``, an NDArray of images, to the NDArray of the first output.
+
+    Without ``data``, the function computes the output of the last images again.
+    """
     executor = network.symbol.simple_bind(context, grad_req="null", type_dict={"data": np.float32}, data=images)
     executor.copy_params_from(network.arg_params, network.aux_params)
-    return lambda data: executor.forward(is_train=False, data=data)[0]
+    return lambda **data: executor.forward(is_train=False, **data)[0]
 
 
 def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:

@@ -59,7 +59,7 @@ def test_pytorchs_module_computes_what_mxnet_does(name):
 
     network, image = _networks.gluons(name, seed=1)
     pixels = np.random.RandomState(0).uniform(-1, 1, (2, *image)).astype(np.float32)
-    expected = inference.bound(network, pixels.shape, mx.cpu())(mx.nd.array(pixels)).asnumpy()
+    expected = inference.bound(network, pixels.shape, mx.cpu())(data=mx.nd.array(pixels)).asnumpy()
     scores = _networks.torch_module(network, "cpu").eval()(torch.from_numpy(pixels)).numpy()
     assert np.abs(scores - expected).max() <= 1e-4 * np.abs(expected).max()
 
