@@ -65,20 +65,14 @@ def add_in_float64(to: Value, value: Value) -> None:
     to.store(to.load(lanes) + wide)
 
 
-def store_first(value: Value, to: Value, count: int) -> None:
-    """Store the first ``count`` lanes."""
-    if count == value.ir.type.count:
-        to.store(value)
-        return
-    for lane in range(count):
-        to[lane].store(Value(value.f, value.f.b.extract_element(value.ir, ir.Constant(I32, lane))))
-
-
-def store_masked(value: Value, to: Value, count: Value) -> None:
+def store_first(value: Value, to: Value, count: Operand) -> None:
     """Store the first ``count`` lanes of a vector, none if that is below 1."""
     f, kind = value.f, value.ir.type
+    if count == kind.count:
+        to.store(value)
+        return
     numbers = Value(f, ir.Constant(ir.VectorType(I32, kind.count), list(range(kind.count))))
-    mask = numbers < Value(f, f.b.trunc(count.ir, I32)).broadcast(kind.count)
+    mask = numbers < (Value(f, f.b.trunc(count.ir, I32)).broadcast(kind.count) if isinstance(count, Value) else count)
     pointer = f.b.bitcast(to.ir, kind.as_pointer())
     name = f"llvm.masked.store.v{kind.count}f32.p0v{kind.count}f32"  # later versions of LLVM rename it
     declared = f.module.declared(name, VOID, [kind, pointer.type, I32, mask.ir.type])

@@ -19,7 +19,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import Function, Module, Value
 
-from ._ir import deinterleaved
+from ._ir import deinterleaved, store_first
 
 #: The error bound of tanh, in units in the last place of the result.
 TANH_ULPS = 3
@@ -116,11 +116,7 @@ def build(module: Module, pooling: Pooling) -> Function:
                 to[part * lanes].store(_larger(deinterleaved(left, right, 0), deinterleaved(left, right, 1)))
             if 2 * pooling.columns > columns:  # the last column has no neighbour
                 to[pooling.columns - 1].store(_larger(*(each[columns - 1].load() for each in (top, bottom))))
-        if pooling.size < lanes:
-            with f.range(pooling.size) as n:
-                y[n].store(tanh(maxima[n].load()))
-        else:
-            with f.range(ceil_div(pooling.size, lanes)) as many:
-                start = (many * lanes).min(pooling.size - lanes)
-                y[start].store(tanh(maxima[start].load(lanes)))
+        with f.range(ceil_div(pooling.size, lanes)) as many:
+            start = (many * lanes).min(max(pooling.size - lanes, 0))
+            store_first(tanh(maxima[start].load(lanes)), y[start], min(pooling.size, lanes))
     return f

@@ -18,7 +18,7 @@ from ._ir import (
     claimed_images,
     copy_rows,
     deinterleaved,
-    store_masked,
+    store_first,
     transposed,
     whole_lines,
 )
@@ -237,7 +237,7 @@ def _store_outputs(to: Value, pair: list[Value], floats: Value) -> None:
                 to[number * lanes].store(value)
         with part:
             for number, value in enumerate(mixed):
-                store_masked(value, to[number * lanes], floats - number * lanes)
+                store_first(value, to[number * lanes], floats - number * lanes)
 
 
 def _outputs_of(module: Module, plan: GemmPlan) -> Function:
