@@ -17,9 +17,6 @@ from ._direct_plan import DirectPlan
 from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_part, store_first
 from ._tanh_pool import Pooling
 
-#: Columns of a filter that are unrolled; the columns of a larger filter are a loop.
-UNROLL = 16
-
 #: The arguments of the function ``conv``: see ``build``.
 CONV = "x w y scratch counter:i64", "images most parts"
 
@@ -42,11 +39,6 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
     pointers, integers = "x x_last w y y_last y_next source later to", "channels done ahead"
     with Function(module, f"tile_{filters}_{vectors}", pointers, integers) as f:
         x, x_last, w, y, y_last, y_next, source, later, to, channels, done, ahead = f.arguments
-
-        def tap(sums: list[Value], here: Value, last: Value, weights: Value, shift: int) -> list[Value]:
-            starts = [here[v * lanes + shift] for v in range(vectors - 1)] + [last[shift]]
-            return add_products(sums, [start.load(lanes) for start in starts], weights, filters)
-
         outputs = [
             y_last[m * plane] if v == vectors - 1 else y[v * lanes + m * plane]
             for m in range(filters)
@@ -63,15 +55,11 @@ def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: 
                 if not nontemporal:
                     _prefetch_outputs(plan, size, y_next, tap_row)
                 start = c.index * plan.channel_stride + p.index * layer.output_width
-                here, last, weights = x[start], x_last[start], w[tap_row * (width * filters)]
-                if width <= UNROLL:
-                    for q in range(width):
-                        p.values = tap(p.values, here, last, weights[q * filters], q * plan.shift_stride)
-                else:
-                    with f.loop(width, p.values) as each:
-                        shift, step = each.index * plan.shift_stride, weights[each.index * filters]
-                        each.values = tap(each.values, here[shift], last[shift], step, 0)
-                    p.values = each.values
+                with f.loop(width, p.values) as q:
+                    here, last = (pointer[start + q.index * plan.shift_stride] for pointer in (x, x_last))
+                    values = [(here[v * lanes] if v < vectors - 1 else last).load(lanes) for v in range(vectors)]
+                    q.values = add_products(q.values, values, w[(tap_row * width + q.index) * filters], filters)
+                p.values = q.values
             c.values = p.values
         for value, output in zip(c.values, outputs):
             if plan.pixels < lanes:
