@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from ece408_op.problem import PooledProblem
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
 
 from . import _tanh_pool
 from ._direct_plan import DirectPlan
 from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_part, store_first
-from ._tanh_pool import Pooling
 
 #: The arguments of the function ``conv``: see ``build``.
 CONV = "x w y scratch counter:i64", "images most parts"
@@ -159,19 +159,18 @@ def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:
     return f
 
 
-def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Function:
+def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooled: PooledProblem | None = None) -> Function:
     """Build the function ``conv``(x, w, y, scratch, counter, images, most, parts) of one layer.
 
     ``nontemporal`` stores y past the caches: y must begin at a cache line, and plan.nontemporal must hold. With
-    ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch, after the plan's scratch. The
+    ``pooled``, y gets the tanh of the maxima; an image's convolution stays in scratch, after the plan's scratch. The
     last arguments are those of ``_ir.claimed_images``.
     """
     layer, module = plan.layer, Module("direct", target)
     shift = _shift(module, plan)
     compute = _compute(module, plan, nontemporal)
-    pool = _tanh_pool.build(module, pooling) if pooling else None
-    y_size = pooling.size if pooling else math.prod(layer.y_shape[1:])
-    x_size = math.prod(layer.x_shape[1:])
+    pool = _tanh_pool.build(module, pooled) if pooled else None
+    x_size, y_size = math.prod(layer.x_shape[1:]), math.prod((pooled or layer).y_shape[1:])
     with Function(module, "conv", *CONV, exported=True) as f:
         x, w, y, scratch, counter, images, most, parts = f.arguments
         stage = scratch[plan.scratch]  # an image's convolution, if pooling follows

@@ -13,9 +13,9 @@ Source of the reduction: J.-M. Muller, Elementary Functions, 2016, on Cody and W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import Pair, PooledProblem
 from ece408_op.runtime.launch import ceil_div, round_up
 from ece408_op.runtime.llvm import Function, Module, Value
 
@@ -36,36 +36,10 @@ _ROUNDING_BITS = 0x4B400000
 _LARGEST = 20.0
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """The maxima of 2 x 2 outputs of a layer, two apart; with ``full``, also those of the outputs at an odd edge."""
-
-    layer: ConvProblem
-    full: bool
-
-    @property
-    def rows(self) -> int:
-        """Rows of the result."""
-        return (self.layer.output_height + self.full) // 2
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result."""
-        return (self.layer.output_width + self.full) // 2
-
-    @property
-    def size(self) -> int:
-        """Floats of the result for one image."""
-        return self.layer.filters * self.rows * self.columns
-
-    def scratch(self, lanes: int) -> int:
-        """Return the floats of scratch: an image's convolution, its maxima, and the floats read beyond each."""
-        return self.stage(lanes) + round_up(self.size, lanes) + 2 * lanes
-
-    def stage(self, lanes: int) -> int:
-        """Return the floats of an image's convolution, including those that are read beyond it."""
-        size = self.layer.filters * self.layer.output_height * self.layer.output_width
-        return round_up(size, lanes) + 4 * lanes
+def scratch(problem: PooledProblem, lanes: int) -> Pair:
+    """Return the floats of an image's convolution, and of its maxima, including those that are used beyond them."""
+    size = problem.filters * problem.output_height * problem.output_width
+    return round_up(size, lanes) + 4 * lanes, round_up(math.prod(problem.y_shape[1:]), lanes) + 2 * lanes
 
 
 def tanh(x: Value) -> Value:
@@ -95,28 +69,28 @@ def _larger(one: Value, other: Value) -> Value:
     return other.equals(other).select((one > other).select(one, other), one)
 
 
-def build(module: Module, pooling: Pooling) -> Function:
+def build(module: Module, problem: PooledProblem) -> Function:
     """Build (stage, y), which computes tanh of the maxima of the convolution of one image.
 
-    ``stage`` has pooling.scratch floats and begins with the convolution; y gets filters x rows x columns.
+    ``stage`` has the floats of ``scratch`` and begins with the convolution; y gets filters x rows x columns.
     """
-    layer, lanes = pooling.layer, module.target.lanes
-    plane, columns = layer.output_height * layer.output_width, layer.output_width
+    (_, filters, rows, columns), lanes = problem.y_shape, module.target.lanes
+    height, width, size = problem.output_height, problem.output_width, filters * rows * columns
     with Function(module, "tanh_pool", "stage y") as f:
         stage, y = f.arguments
-        maxima = stage[pooling.stage(lanes)]
-        with f.range(layer.filters) as m, f.range(pooling.rows) as row:
-            top = stage[m * plane + row * (2 * columns)]
-            bottom = stage[m * plane + (row * 2 + 1).min(layer.output_height - 1) * columns]
-            to = maxima[m * (pooling.rows * pooling.columns) + row * pooling.columns]
+        maxima = stage[scratch(problem, lanes)[0]]
+        with f.range(filters) as m, f.range(rows) as row:
+            top = stage[m * (height * width) + row * (2 * width)]
+            bottom = stage[m * (height * width) + (row * 2 + 1).min(height - 1) * width]
+            to = maxima[m * (rows * columns) + row * columns]
             # A row's last vector is stored beyond the row; the next row overwrites that part.
-            with f.range(ceil_div(pooling.columns, lanes)) as part:
+            with f.range(ceil_div(columns, lanes)) as part:
                 above, below = top[part * (2 * lanes)], bottom[part * (2 * lanes)]
                 left, right = (_larger(above[n].load(lanes), below[n].load(lanes)) for n in (0, lanes))
                 to[part * lanes].store(_larger(deinterleaved(left, right, 0), deinterleaved(left, right, 1)))
-            if 2 * pooling.columns > columns:  # the last column has no neighbour
-                to[pooling.columns - 1].store(_larger(*(each[columns - 1].load() for each in (top, bottom))))
-        with f.range(ceil_div(pooling.size, lanes)) as many:
-            start = (many * lanes).min(max(pooling.size - lanes, 0))
-            store_first(tanh(maxima[start].load(lanes)), y[start], min(pooling.size, lanes))
+            if 2 * columns > width:  # the last column has no neighbour
+                to[columns - 1].store(_larger(*(each[width - 1].load() for each in (top, bottom))))
+        with f.range(ceil_div(size, lanes)) as many:
+            start = (many * lanes).min(max(size - lanes, 0))
+            store_first(tanh(maxima[start].load(lanes)), y[start], min(size, lanes))
     return f

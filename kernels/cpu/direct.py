@@ -49,11 +49,11 @@ from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import parallel_for
 
-from . import _direct_code, _direct_filters, _padded, im2col
+from . import _direct_code, _direct_filters, _padded, _tanh_pool, im2col
 from ._direct_filters import FilterPlan, make_filter_plan
 from ._direct_plan import DirectPlan, make_plan
 from ._few_images import sharing
-from ._tanh_pool import TANH_ULPS, Pooling
+from ._tanh_pool import TANH_ULPS
 
 __all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
 
@@ -106,19 +106,19 @@ def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledL
     layer = _padded.plain(problem)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
-    pooling = Pooling(layer, problem.full) if isinstance(problem, PooledProblem) else None
+    pooled = problem if isinstance(problem, PooledProblem) else None
     by_pixels, by_filters = make_plan(layer, target.lanes, target.registers, memory.l2_bytes()), None
     large_planes = layer.products == layer.channels and layer.output_height * layer.output_width >= LARGE_PLANE
     # With one unit, its tiles are at least as fast as FilterPlan's.
-    if pooling is None and by_pixels.units > 1 and not (large_planes and by_pixels.units > 2):
+    if not pooled and by_pixels.units > 1 and not (large_planes and by_pixels.units > 2):
         by_filters = make_filter_plan(layer, target.lanes, target.registers)
-    if large and (by_filters or pooling or not by_pixels.nontemporal):
+    if large and (by_filters or pooled or not by_pixels.nontemporal):
         return _compiled_layer(problem, target, False)  # the same code
     if by_filters:
         _direct_filters.transpose_function(layer.products, target)
         return CompiledLayer(by_filters, _direct_filters.build(by_filters, target).compiled(), by_filters.scratch)
-    scratch = by_pixels.scratch + (pooling.scratch(target.lanes) if pooling else 0)
-    return CompiledLayer(by_pixels, _direct_code.build(by_pixels, target, large, pooling).compiled(), scratch)
+    scratch = by_pixels.scratch + (sum(_tanh_pool.scratch(pooled, target.lanes)) if pooled else 0)
+    return CompiledLayer(by_pixels, _direct_code.build(by_pixels, target, large, pooled).compiled(), scratch)
 
 
 def compiled(problem: ConvProblem) -> CompiledLayer:
