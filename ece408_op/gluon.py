@@ -6,6 +6,7 @@ ece408_op.gluon.replace(net)
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -177,7 +178,9 @@ def replace(
             if reasons:
                 result.left[layer.name] = "; ".join(reasons)
                 continue
-            layer.__class__, layer._options = Conv2D, options
+            if type(layer) is not Conv2D:  # Its class stays: MXNet lets only that class take its place.
+                layer.hybrid_forward = MethodType(Conv2D.hybrid_forward, layer)
+            layer._options = options
             result.replaced.append(layer.name)
     for layer in _blocks(block):
         if isinstance(layer, mx.gluon.HybridBlock):

@@ -126,6 +126,14 @@ def test_a_replaced_network_keeps_its_parameters_and_trains_on(when, mode):
     np.testing.assert_allclose(losses(net), losses(own), rtol=1e-3)
 
 
+def test_mxnets_layer_takes_the_place_of_a_replaced_one():
+    net = nn.HybridSequential()
+    net.first = nn.Conv2D(4, 3)
+    ece408_op.gluon.replace(net)
+    net.first = nn.Conv2D(6, 3)
+    assert ece408_op.gluon.replace(net).replaced == [net.first.name]
+
+
 def test_other_convolutions_are_left_with_the_reason():
     class Special(nn.Conv2D):
         pass
