@@ -47,7 +47,7 @@ _COMPUTED = re.compile(
 def check(text: str) -> None:
     """Raise CompileError for the first use, in a kernel or a device function, of what only the host has.
 
-    And UnsupportedCodeError where one allocates memory, which the emulator lacks.
+    And UnsupportedCodeError where one allocates memory or has a reference as a parameter, which the emulator lacks.
     """
     masked = _without_directives(text)
     annotated = _LAMBDA.search(masked)
@@ -59,6 +59,9 @@ def check(text: str) -> None:
     for head, begin, body in _declarations(masked):
         function = _FUNCTION.search(head) if body else None
         if _SPACES.search(head):
+            if function and "__global__" in head and "&" in function[0]:  # nvcc compiles it
+                said = "a kernel's parameter is a reference, on a GPU an address of the host's memory: pass it by value"
+                raise UnsupportedCodeError(text.count("\n", 0, begin) + 1, said)
             ours.add(function[1] if function else "")
             if function and "__host__" not in head:
                 bodies.append((function[1], head, begin, body))

@@ -27,6 +27,8 @@ SIDES = {
     "a check": ("", "y[i] = 0;\nCHECK_EQ(x[i], 0);", 'function("CHECK_EQ")'),
     "a stream": ("", "y[i] = 0;\nstd::cout << x[i];", 'function("cout")'),
     "memory of a kernel's own": ("", "float *s = new float[2];  // x[i]", "memory that a kernel allocates (new)"),
+    "a parameter by reference": ("", "}\n__global__ void f(int *y, const int &n) { *y = n;  // x[i]", "is a reference"),
+    "a reference of a device function": ("__device__ float twice(float &a) { return 2 * a; }", "y[i] = x[i];", ""),
     "a lambda with a side": ("", "y[i] = [=] __device__ () { return x[i]; }();", "--extended-lambda"),
     "an attribute": ("[[nodiscard]] __device__ int one() { return 1; }", "y[i] = x[i] + one();", ""),
     "functions that CUDA has": (
