@@ -71,9 +71,9 @@ class Trained:
         data[:] = images(plain(), len(data), seed)[0]["data"]
         self.executor.forward(is_train=True)
 
-    def apply(self):
-        gradients = [self.executor.grad_dict[name] for name in NAMES]
-        self.update(list(range(len(NAMES))), gradients, list(self.weights.values()))
+    def apply(self, names=NAMES):
+        arrays = ([found[name] for name in names] for found in (self.executor.grad_dict, self.weights))
+        self.update([NAMES.index(name) for name in names], *arrays)
 
     def step(self, seed):
         self.forward(seed)
@@ -164,42 +164,38 @@ def test_parameters_are_copied_to_a_gpu_only_after_another_write(numbers, readab
     assert of_large() == ([] if readable else everything)
 
 
-def test_networks_that_share_parameters(numbers):
-    """Two executors of one graph with an array in common, one of another graph, and one with parameters of its own."""
+#: The parameters that calls of the optimiser update, one call after another.
+CALLS = [[NAMES], [[name] for name in NAMES], [NAMES[:2], NAMES[2:]], [NAMES[::-1]]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_networks_that_share_parameters_in_any_order_of_steps_and_updates(numbers, seed):
+    """Executors of a graph, of batches that other GPUs compute, of another graph, and with a parameter of its own."""
     symbol = plain()
     args, aux = images(symbol, 7)
+    scores, label = symbol.get_children()
 
     def trained(rule, **options):
-        def node(one):
-            return on_gpus(one, args, aux, numbers, **options) if options else one
-
-        scores, label = symbol.get_children()
-        other, shared = S.SoftmaxOutput(scores * 2, label, name="softmax"), ndarrays(args)
-        first, third = (Trained(node(graph), shared, rule) for graph in (symbol, other))
-        second = Trained(node(symbol), {**shared, "last_weight": shared["last_weight"] * 2}, rule)
-        fourth = Trained(node(symbol), ndarrays({**args, "w": args["w"] * 2}), rule)
-        for seed in range(6):
-            for one in (first, second, third, fourth)[seed % 3 :]:
-                one.step(seed)
-                # MXNet's executors do not wait for one another.
-                mx.nd.waitall()
-        several = enumerate((first, second, fourth))
-        return {f"{place} {name}": array for place, one in several for name, array in one.weights.items()}
+        graphs = symbol, S.SoftmaxOutput(scores * 2, label, name="softmax")
+        graph, other = (on_gpus(one, args, aux, numbers, **options) if options else one for one in graphs)
+        shared, single = ndarrays(args), {"data": mx.nd.ones((1, 3, 8, 8)), "softmax_label": mx.nd.ones(1)}
+        own = {**shared, "last_weight": shared["last_weight"] * 2}
+        found = [Trained(graph, arrays, rule) for arrays in (shared, {**shared, **single}, own)]
+        found[1].update = found[0].update
+        found.append(Trained(other, shared, rule))
+        stream = np.random.RandomState(seed)
+        for step in range(15):
+            one = found[stream.choice(4, p=[0.4, 0.2, 0.2, 0.2])]
+            one.forward(step)
+            one.executor.backward()
+            for names in CALLS[stream.choice(4, p=[0.7, 0.1, 0.1, 0.1])]:
+                one.apply(names)
+            # MXNet's executors do not wait for one another.
+            mx.nd.waitall()
+            WRITES[stream.choice(["nothing", "an element", "a view"])](one.weights["w"])
+        return {**found[0].weights, "own": found[2].weights["last_weight"]}
 
     assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"), 20_000)
-
-
-def test_batch_sizes_that_change_which_gpus_compute(numbers):
-    theirs, ours = both(numbers)
-    for large, rule in ((theirs, "sgd"), (ours, "gpusgd")):
-        executor = large.executor
-        arrays = {**executor.arg_dict, "data": mx.nd.ones((1, 3, 8, 8)), "softmax_label": mx.nd.ones(1)}
-        small = Trained(executor._symbol, arrays, rule, {name: executor.grad_dict[name] for name in NAMES})
-        small.update = large.update
-        for seed in range(6):
-            (small if seed % 3 == 1 else large).step(seed)
-            mx.nd.waitall()
-    assert_equal_steps(theirs, ours)
 
 
 def test_a_block_whose_parameters_are_set_and_loaded_and_frozen(numbers, tmp_path):
@@ -229,19 +225,6 @@ def test_a_block_whose_parameters_are_set_and_loaded_and_frozen(numbers, tmp_pat
         return {name: parameter.data() for name, parameter in net.collect_params().items()}
 
     assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"), 20_000)
-
-
-def test_updates_of_other_sets_of_parameters(numbers):
-    """All in one call, each in its own, some in another order, and all again."""
-    theirs, ours = both(numbers)
-    for one in (theirs, ours):
-        for groups in ([NAMES], [NAMES], [[name] for name in NAMES], [NAMES[:2], NAMES[2:]], [NAMES[::-1]], [NAMES]):
-            one.forward(len(groups))
-            one.executor.backward()
-            for names in groups:
-                gradients = [one.executor.grad_dict[name] for name in names]
-                one.update([NAMES.index(name) for name in names], gradients, [one.weights[name] for name in names])
-    assert_equal_steps(theirs, ours)
 
 
 def test_gradients_of_mxnets_arrays_keep_parameters_too(copied, numbers):
