@@ -10,7 +10,7 @@ from network_case import mx, ndarrays, on_numpy, values, wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError
-from ece408_op.network import _cuda_graphs, engine
+from ece408_op.network import engine
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -185,30 +185,3 @@ def test_a_gpu_that_has_failed_since_does_not_tell_its_times(monkeypatch):
     monkeypatch.setattr(cuda.cupy().cuda, "get_elapsed_time", failing)
     compute(executor)
     assert ece408_op.op_times() == []
-
-
-def test_inference_gets_the_memory_of_training(monkeypatch):
-    symbol = S.FullyConnected(S.Variable("data"), num_hidden=3, name="last")
-    args, _ = values(symbol, {"data": (4, 5)})
-    weights = ndarrays({name: args[name] for name in ("last_weight", "last_bias")})
-    node, *_ = ece408_op.gpu_network(symbol, weights, for_training=True)
-    trained = node.bind(mx.cpu(), ndarrays(args), ndarrays(args))
-    made, graphs = [], _cuda_graphs.Graphs
-    monkeypatch.setattr(_cuda_graphs, "Graphs", lambda *given: made.append(graphs(*given)) or made[0])
-    monkeypatch.setattr(cuda, "captured", network_fake.captured_once)
-    for _ in range(2):
-        trained.forward(is_train=True)
-        trained.backward([mx.nd.ones((4, 3))])
-        mx.nd.waitall()
-    found = weakref.ref(made.pop())
-    assert found() is not None
-    del trained
-    alloc = cuda.cupy().cuda.alloc
-
-    def without_room(count):
-        if found() is not None:
-            raise network_fake.OutOfMemoryError("no room")
-        return alloc(count)
-
-    monkeypatch.setattr(cuda.cupy().cuda, "alloc", without_room)
-    assert compute(bound()).shape == (3, 4, 4, 4)

@@ -40,13 +40,10 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
 
     gpu = host_context.gpu(0)
     gpu.device = Device()
-    symbol = small()
-    args, aux = images(symbol)
-    executor = bound(node_of(symbol, args, aux), args, aux)
     pool = SimpleNamespace(free_all_blocks=lambda: freed.append(current == [gpu.device]))
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
-    for _ in range(2):
-        run(lambda: executor.forward(is_train=True))
+    executor = trained_once()
+    run(lambda: executor.forward(is_train=True))
     assert freed == [True]
 
 
@@ -215,3 +212,25 @@ def test_passes_are_captured_again_after_one_that_had_no_room(monkeypatch):
         launched.clear()
         run(lambda: step(executor))
     assert failures and launched
+
+
+def test_inference_gets_the_memory_of_training(monkeypatch):
+    made, graphs = [], _cuda_graphs.Graphs
+    monkeypatch.setattr(_cuda_graphs, "Graphs", lambda *given: made.append(graphs(*given)) or made[0])
+    monkeypatch.setattr(cuda, "captured", captured_once)
+    executor = trained_once()
+    for _ in range(2):
+        run(lambda: step(executor))
+    found, alloc = weakref.ref(made.pop()), cuda.cupy().cuda.alloc
+    assert found() is not None
+    del executor
+
+    def without_room(count):
+        if found() is not None:
+            no_room()
+        return alloc(count)
+
+    monkeypatch.setattr(cuda.cupy().cuda, "alloc", without_room)
+    node, *_ = ece408_op.gpu_network(mx.sym.Variable("data") * 2, {})
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((3, 4))})
+    assert (executor.forward(is_train=False)[0].asnumpy() == 2).all()
