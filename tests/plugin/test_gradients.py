@@ -30,15 +30,6 @@ def own(data, *parameters, **words):
     return (mx.sym if isinstance(data, mx.sym.Symbol) else mx.nd).Convolution(data, *parameters, **words)
 
 
-#: Functions that return the gradients of calls of a convolution.
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
-
-
 class Network(mx.gluon.HybridBlock):
     """A layer of oneDNN's, the convolution, and another layer of oneDNN's."""
 
@@ -123,7 +114,6 @@ def test_gradients_that_mxnets_own_operator_writes_too(request_, mine):
     assert_close(gradients(mixed), gradients([own, own, own]))
 
 
-@case
 def a_weight_that_a_convolution_reorders_before_the_backward_pass(convolution):
     data, weight = values((50, 16, 20, 20), (32, 16, 3, 3))
     data.attach_grad()
@@ -152,7 +142,6 @@ def test_an_executor(request_):
     assert_close(gradients(ece408_op.Convolution), gradients(own), 1e-4)
 
 
-@case
 def one_array_as_both_inputs_and_several_calls_on_one(convolution):
     (array,) = values((3, 3, 3, 3))
     array.attach_grad()
@@ -163,7 +152,6 @@ def one_array_as_both_inputs_and_several_calls_on_one(convolution):
     return [array.grad.asnumpy()]
 
 
-@case
 def backward_passes_out_of_order(convolution):
     data, weight = values((4, 16, 9, 9), (32, 16, 3, 3))
     data.attach_grad()
@@ -223,7 +211,15 @@ def test_a_sum_that_overflows_is_no_warning():
     assert np.isinf(bias.grad.asnumpy()).all()
 
 
-@pytest.mark.parametrize("gradients", CASES, ids=lambda gradients: gradients.__name__)
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        a_weight_that_a_convolution_reorders_before_the_backward_pass,
+        one_array_as_both_inputs_and_several_calls_on_one,
+        backward_passes_out_of_order,
+    ],
+    ids=lambda gradients: gradients.__name__,
+)
 def test_gradients_are_those_of_mxnets_own(gradients):
     want = gradients(own)
     for _ in range(4):

@@ -106,17 +106,6 @@ def test_an_operator_that_has_not_read_it_yet_keeps_it():
         assert np.array_equal(doubled.asnumpy(), 2 * exact)
 
 
-def test_small_and_recorded_calls_and_those_with_an_output_ask_for_none(monkeypatch):
-    monkeypatch.setattr(output_pool.OutputPool, "array", lambda pool, shape: pytest.fail(f"asked for {shape}"))
-    x, w = values()
-    assert_right(call(x[:2], w), x[:2], w)
-    with mx.autograd.record(train_mode=False):
-        assert_right(call(x, w), x, w)
-    output = mx.nd.empty((100, 12, 32, 32))
-    assert call(x, w, out=output) is output
-    assert_right(output, x, w)
-
-
 def test_the_interpreter_ends_with_outputs_alive_and_pending():
     text = f"""
 import ece408_op, mxnet as mx
