@@ -103,7 +103,7 @@ def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[..
     Without ``data``, the function computes the output of the last images again.
     """
     executor = network.symbol.simple_bind(context, grad_req="null", type_dict={"data": np.float32}, data=images)
-    executor.copy_params_from(network.arg_params, network.aux_params)
+    executor.copy_params_from(network.arg_params, network.aux_params, allow_extra_params=True)
     return lambda **data: executor.forward(is_train=False, **data)[0]
 
 

@@ -188,6 +188,15 @@ def test_the_courses_networks(name, layers):
     assert [(layer.x, layer.w, layer.y) for layer in found.convolutions] == expected
 
 
+def test_an_array_that_a_network_does_not_use_is_no_fault(folder):
+    from ece408_op.models import inference
+
+    put(folder, "year-2031", spare=(3,))
+    network, images = models.find("year-2031"), np.ones((2, 3, 40, 40), np.float32)
+    for loaded in (inference.built_in(network), inference.with_operator(network, "auto", "cpu")):
+        assert inference.predict(loaded, images, mx.cpu()).shape == (2,)
+
+
 def test_the_highest_number_counts(folder):
     for epoch in (2, 9, 10, 10000):
         put(folder, "a", epoch)
