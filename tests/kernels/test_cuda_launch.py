@@ -96,6 +96,13 @@ def test_every_launch_is_within_cudas_limits(kernel, problem):
                     assert step.shared <= CHIP.shared_bytes
 
 
+def test_depthwise_refuses_more_items_than_32_bits_count():
+    kernel = dispatch.find("depthwise")
+    few, many = (ConvProblem(2**log, 1056, 64, 64, 1056, 3, groups=1056).weight_gradient for log in (22, 23))
+    assert not kernel.not_supported_reasons(few, CHIP)
+    assert "at most 2147483519 work items" in "".join(kernel.not_supported_reasons(many, CHIP))
+
+
 @KERNEL_IDS
 def test_one_binary_serves_every_batch(kernel):
     for problem in _supported(kernel):

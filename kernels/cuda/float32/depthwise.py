@@ -22,6 +22,8 @@ _MOST_TAPS = 49
 #: The desired number of blocks of a weight gradient, about eight per multiprocessor of a large GPU; the fewest items of
 #: a thread.
 _BLOCKS, _FEWEST_ITEMS = 1056, 4
+#: The most items of a share, which 32 bits count, with a thread's next item beyond them.
+_MOST_ITEMS = 2**31 - 1 - _THREADS
 
 
 def _rows(problem: ConvProblem) -> int:
@@ -54,6 +56,8 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     if problem.kernel * problem.kernel_width > _MOST_TAPS or problem.stride[0] > _ROWS:
         size = f"{problem.kernel} x {problem.kernel_width}, stride {problem.stride[0]}"
         reasons.append(f"kernel: at most {_MOST_TAPS} taps and stride {_ROWS}, got {size}")
+    elif isinstance(problem, WeightGradient) and _shares(problem)[2] > _MOST_ITEMS:
+        reasons.append(f"images: at most {_MOST_ITEMS} work items of a share, got {_shares(problem)[2]}")
     return reasons
 
 
