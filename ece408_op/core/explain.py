@@ -190,7 +190,7 @@ def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, s
     value = np.sort(case.y, None)[case.y.size // 2]
     others = int((case.y != value).sum())
     if others <= few:
-        return "zeros" if value == 0 else "constant", f"Your output is {value:g} everywhere", others
+        return "zeros" if value == 0 else "constant", f"Your output is {value + 0:g} everywhere", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
         text = "Your output holds only whole numbers: a sum or one of its terms is an int"
@@ -294,7 +294,8 @@ def _region(case: Case, unwritten: np.ndarray, wrong: np.ndarray, first: int, im
             which, count = np.flatnonzero(unwritten.mean(others) > most), unwritten.shape[axis]
             if 0 < len(which) < count:
                 rest[(slice(None),) * axis + (which,)] = False
-                more = _MORE if which[-1] == count - 1 and first + count < images else ""
+                unknown = (which[0] == 0 and first) or (which[-1] == count - 1 and first + count < images)
+                more = _MORE if unknown else ""
                 parts.append(_numbered(name, which, count) if axis else _numbered(name, which + first, images) + more)
                 hint = hint or _tile_hint(name, which, count)
         if parts and not rest.any() and not (behind and len(parts) > 1):
