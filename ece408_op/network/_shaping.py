@@ -209,11 +209,10 @@ class Resampling(Operator):
         if "Resize" not in self.op:
             inside = (elements >= places * length // outputs) & (elements * outputs < (places + 1) * length)
             return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
-        if self.align_corners:
-            positions = places * ((length - 1) / max(1, outputs - 1))
-        else:
-            step = length / outputs if outputs > 1 else 0  # as in MXNet: a single output is the first element
-            positions = xp.clip((places + 0.5) * step - 0.5, 0, length - 1)
+        whole, parts, middle = (length - 1, outputs - 1, 0.0) if self.align_corners else (length, outputs, 0.5)
+        # As in MXNet, positions are rounded to float32, and a single output is the first element.
+        step = float(np.float32(whole) / np.float32(parts)) if outputs > 1 else 0.0
+        positions = xp.clip(((places + middle) * step - middle).astype(np.float32), 0, length - 1)
         return xp.maximum(1 - xp.absolute(elements - positions), 0).astype(np.float32)
 
     def _resample(self, arrays: Arrays, x: Any, out: Any, rows: Any, columns: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import operator_comparisons as case
 import pytest
 import test_layer_operators
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from network_case import mx, mxnets, ours
 from operator_comparisons import S, data
@@ -138,6 +138,7 @@ def test_l2_normalization(way, sizes, mode):
 @pytest.mark.parametrize("way", case.WITHOUT_CUDNN)
 @pytest.mark.parametrize("kind", ["mean", "corners", "centers"])
 @given(image=st.tuples(case.side, case.side), size=st.tuples(case.side, case.side))
+@example(image=(999, 2), size=(7, 3))  # far from the first row, MXNet's rounded positions differ most from exact ones
 @case.examples(20)
 def test_resampling(way, kind, image, size):
     case.check(case.resampled(size, kind), {"data": (2, 3, *image)}, way, 121, smooth=False)
