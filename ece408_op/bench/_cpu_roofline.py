@@ -7,7 +7,7 @@ from typing import Any
 
 from ece408_op.core import timer
 from ece408_op.core.roofline import Ceilings
-from ece408_op.runtime import llvm, thread_pool
+from ece408_op.runtime import host_cpu, llvm, thread_pool
 from ece408_op.runtime.memory import aligned
 
 #: The number of independent sums: more than the multiply-adds in flight, fewer than the registers.
@@ -19,7 +19,7 @@ _REPEATS = 5
 
 
 @llvm.compiled_once
-def _multiply_adds(target: llvm.Cpu) -> Any:
+def _multiply_adds(target: host_cpu.Cpu) -> Any:
     """Compile (out), which does _STEPS times _SUMS multiply-adds of whole vectors on sums that it loads from out."""
     with llvm.Function(llvm.Module("peak", target), "peak", "out", exported=True) as f:
         (out,) = f.arguments
@@ -32,7 +32,7 @@ def _multiply_adds(target: llvm.Cpu) -> Any:
 
 
 @llvm.compiled_once
-def _fill(target: llvm.Cpu) -> Any:
+def _fill(target: host_cpu.Cpu) -> Any:
     """Compile (out, vectors), which fills out with ones by non-temporal stores."""
     with llvm.Function(llvm.Module("fill", target), "fill", "out", "vectors", exported=True) as f:
         out, vectors = f.arguments
@@ -44,7 +44,7 @@ def _fill(target: llvm.Cpu) -> Any:
 
 def measure(threads: int) -> Ceilings:
     """Return the rates of ``threads`` threads together: the best of several runs."""
-    target = llvm.cpu()
+    target = host_cpu.cpu()
     sums = [aligned(_SUMS * target.lanes) for _ in range(threads)]
     for array in sums:
         array.fill(0.5)  # x 0.5 + 0.5 stays below 1: no infinity, no subnormal number

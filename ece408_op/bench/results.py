@@ -262,7 +262,7 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
 
     Raises DeviceError if ``gpu`` is True and there is no GPU.
     """
-    from ece408_op.runtime import cuda, llvm  # late: readers of results need neither
+    from ece408_op.runtime import cuda, host_cpu  # late: readers of results need neither
 
     cores, info = len(os.sched_getaffinity(0)), Path("/proc/cpuinfo").read_text(encoding="utf-8")
     name = re.search(r"^model name\s*: (.*)", info, re.MULTILINE)
@@ -282,4 +282,4 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
         found = Gpu(chip.name, chip.capability, chip.multiprocessors, driver, own, nvrtc, memory)
         versions["cupy"] = cupy.__version__
     cpu = name[1] if name else platform.machine()
-    return Machine(cpu, cores, threads or cores, llvm.cpu().level, found, versions)
+    return Machine(cpu, cores, threads or cores, host_cpu.cpu().level, found, versions)

@@ -24,7 +24,7 @@ from llvmlite import ir
 
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime import llvm
+from ece408_op.runtime import host_cpu, llvm
 
 #: The size in bytes from which on outputs use the pool.
 LEAST_BYTES = 4 << 20
@@ -127,8 +127,8 @@ def _never_freed(value: Any) -> Any:
 def _deleter() -> Any:
     """Return the machine code of the deleter: it lets Linux reclaim the pages, then marks the block as unused."""
     advise = ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
-    with llvm.LOCK:
-        with llvm.Function(llvm.Module("pool", llvm.cpu()), "free_block", "", "managed", exported=True) as f:
+    with host_cpu.LOCK:
+        with llvm.Function(llvm.Module("pool", host_cpu.cpu()), "free_block", "", "managed", exported=True) as f:
             (managed,) = f.arguments
             block = managed.pointer_at(_ManagedTensor.context.offset).load()
             start, size = (block.pointer_at(each.offset).load() for each in (_Block.start, _Block.bytes))

@@ -11,6 +11,7 @@ cached_folders    compiled programs in folders: made once, limited in bytes
 bounded_dict      a dictionary of bounded size
 copy_pipeline     copies between host and device that overlap with computing
 pinned            pinned memory of others, which needs no staging buffer
+host_cpu          the CPU that LLVM compiles for
 llvm              machine code from LLVM IR
 c_calls           hundreds of calls of a C function as one
 thread_pool       threads that share the parts of one call

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from . import llvm
+from . import host_cpu, llvm
 from .memory import address
 
 #: The arguments of a call.
@@ -38,7 +38,9 @@ def any_nonzero(function: int, rows: np.ndarray) -> bool:
 
 @llvm.compiled_once
 def _calls() -> Any:
-    with llvm.Function(llvm.Module("calls", llvm.cpu()), "calls", "rows:i64 found:i64", "function count", True) as f:
+    with llvm.Function(
+        llvm.Module("calls", host_cpu.cpu()), "calls", "rows:i64 found:i64", "function count", True
+    ) as f:
         rows, found, function, count = f.arguments
         called = f.b.inttoptr(function.ir, ir.FunctionType(llvm.I32, [llvm.I64] * ARGUMENTS).as_pointer())
         with f.loop(count, [f.const(0)]) as loop:

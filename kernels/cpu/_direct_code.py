@@ -10,8 +10,9 @@ import math
 from typing import NamedTuple
 
 from ece408_op.problem import PooledProblem
+from ece408_op.runtime.host_cpu import Cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
+from ece408_op.runtime.llvm import Function, Module, Operand, Value
 
 from . import _tanh_pool
 from ._direct_plan import DirectPlan

@@ -21,8 +21,9 @@ import math
 from typing import Any
 
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.host_cpu import Cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once
+from ece408_op.runtime.llvm import Function, Module, Operand, Value, compiled_once
 
 from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ece408_op.problem import ConvProblem, DataGradient, Pair
-from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
+from ece408_op.runtime.host_cpu import Cpu
+from ece408_op.runtime.llvm import Function, Module, compiled_once
 
 from ._ir import copy_rows
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ece408_op.runtime.host_cpu import Cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, Function, Module, Value
+from ece408_op.runtime.llvm import Function, Module, Value
 
 from ._ir import LINE_FLOATS, add_products, claimed_images, each_part, transposed
 from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan

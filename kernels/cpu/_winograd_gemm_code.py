@@ -9,8 +9,9 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from ece408_op.problem import ConvProblem, Pair
+from ece408_op.runtime.host_cpu import Cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import I32, I64, Cpu, Function, Module, Value
+from ece408_op.runtime.llvm import I32, I64, Function, Module, Value
 
 from ._ir import (
     LINE_FLOATS,

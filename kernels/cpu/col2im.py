@@ -22,8 +22,9 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem, DataGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
+from ece408_op.runtime.llvm import Function, Module, compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import direct

@@ -12,7 +12,8 @@ import numpy as np
 
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import Cpu, Function, Module, Value, compiled_once, cpu
+from ece408_op.runtime.host_cpu import Cpu, cpu
+from ece408_op.runtime.llvm import Function, Module, Value, compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 

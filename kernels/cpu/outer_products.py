@@ -27,8 +27,9 @@ import numpy as np
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div, round_up
-from ece408_op.runtime.llvm import F32, Cpu, Function, Module, Value, compiled_once, cpu
+from ece408_op.runtime.llvm import F32, Function, Module, Value, compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 from ._ir import Partition, add_in_float64, add_products, each_part, partition, transposed

@@ -28,8 +28,9 @@ from llvmlite import ir
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div, round_up
-from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once, cpu
+from ece408_op.runtime.llvm import Function, Module, Operand, Value, compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 from ._copies import Copies

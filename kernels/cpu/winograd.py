@@ -43,8 +43,9 @@ from ece408_op.core.kernel import CpuKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
+from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _winograd_code, direct

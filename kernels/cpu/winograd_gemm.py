@@ -34,8 +34,9 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel, sum_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
+from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div
-from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
+from ece408_op.runtime.llvm import compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
 
 from . import _padded, direct

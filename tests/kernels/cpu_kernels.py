@@ -7,7 +7,7 @@ from ece408_op.core import reference
 from ece408_op.core.check import compare
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import PooledProblem
-from ece408_op.runtime.llvm import cpu
+from ece408_op.runtime.host_cpu import cpu
 
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.device == "cpu"]
 LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]

@@ -14,7 +14,7 @@ from ece408_op.core.check import compare
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cpu._winograd_plan import make_plan
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import cpu
+from ece408_op.runtime.host_cpu import cpu
 
 LANES = cpu().lanes
 #: (channels, filters) for which rows are cut in twos, and in threes, where both can be; tests share their code.
