@@ -17,6 +17,16 @@ KERNEL_OF = dict(zip((OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTi
 WITH_TAPS = [kind for kind in KERNEL_OF if kind is not ImplicitGemmTile]
 
 
+@pytest.mark.parametrize("sizes", [(19, 19, 63, 12, 8), (24, 24, 17, 49, 5), (1, 28, 28, 16, 5)])
+def test_no_tile_is_measured_twice(sizes):
+    layer = ConvProblem(1000, *sizes)
+    found = [kernel.tiles(layer, chip_of(90), 16) for kernel in (*split_precision.FP16X3, *split_precision.FP16X1)]
+    assert len(found) == 8
+    assert sum(map(len, found)) >= 12
+    for tiles in found:
+        assert len({tuple(tile.items()) for tile in tiles}) == len(tiles)
+
+
 @pytest.mark.parametrize("kind", KERNEL_OF, ids=lambda kind: kind.__name__)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(problem=random_layers([16], 100), components=st.sampled_from([1, 2]), aligned=st.sampled_from([4, 16]))

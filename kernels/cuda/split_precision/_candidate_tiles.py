@@ -22,6 +22,9 @@ from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, Warpgro
 ALIGNED = 16
 #: For a long sum, the longest time of a tile with accumulator promotion, relative to one without it.
 _PROMOTION_IS_WORTH = 1.09
+#: ``mma_sync.cu`` with fp16x3 and filters in L2: the time of a tile with 8 math warps, relative to one with 12, which
+#: hide more of the reads' latency; fitted to the times of benchmarks/results/verification-h200.txt, 22.
+_TWELVE_WARPS_ARE_WORTH = 1.2
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.
 MOST_IMAGES, _MOST_POSITIONS = 16, 4096
@@ -75,7 +78,8 @@ def _cuts(problem: ConvProblem, rows: int, aligned: int) -> Iterator[_Fields]:
     lines = ceil_div(problem.output_height, rows)
     cuts = [(n, lines) for n in (16, 12, 8, 6, 5, 4, 3, 2) if n * lines * problem.output_width <= _MOST_POSITIONS]
     bands = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-    for images, own in (*cuts, *((1, ceil_div(lines, n)) for n in bands if n <= lines)):
+    cuts += dict.fromkeys((1, ceil_div(lines, n)) for n in bands if n <= lines)
+    for images, own in cuts:
         if images <= max(1, problem.batch):
             floats = _copy_floats(problem, rows * own, aligned)
             yield {"tile_images": images, "tile_lines": own, "copy_floats": floats}
@@ -282,7 +286,9 @@ def _ranked(
     def rank(tile: Tile) -> tuple[bool, float]:
         another = any(getattr(tile, name) != value for name, value in recorded)
         truncates = tile.k_steps >= LONG_SUM and not tile.promotion_interval
-        return another, tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
+        waits = kind is MmaSyncTile and components == 2 and not tile.filters_in_shared and tile.math_warps < 12
+        factors = (_PROMOTION_IS_WORTH if truncates else 1.0) * (_TWELVE_WARPS_ARE_WORTH if waits else 1.0)
+        return another, tile.milliseconds * factors
 
     tiles = (kind(layer, components, **fields) for fields in _CANDIDATES[kind](layer, chip, aligned, components))
     return sorted((each for each in tiles if each.shared_bytes <= chip.shared_bytes), key=rank)

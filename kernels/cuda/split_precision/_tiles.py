@@ -148,8 +148,10 @@ class Tile:
         multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
         slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1
         producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
-        # A norm between the sum and the maximum, because producers and math warps overlap, but not wholly.
-        of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
+        # A norm between the sum and the maximum, because producers and math warps overlap, but not wholly: least where
+        # a tile has fewer units than there are warpgroups, which then multiply both stages, so that none can be filled.
+        norm = 2 if self.wgmma and self.units < workers else 5
+        of_tile = (multiplying**norm + producing**norm) ** (1 / norm) + _TILE
         return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
 
     @property
