@@ -1,4 +1,5 @@
-// block: sizes, the tile scheduler, the shared-memory layout and the pipeline's barriers, which the four kernels share.
+// block: sizes, the tile scheduler, the shared-memory layout and the pipeline's barriers. They are the same in all four
+// kernels, which differ in their `consume`.
 //
 //     filters (L2) ------------------------------> shared memory or registers, once per block
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
@@ -70,11 +71,13 @@ constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) /
 
 // Named barriers: of the producers; of a warpgroup (one per warpgroup); of all math warps.
 constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
-// mbarriers, two of each kind: a constant is the index of the first. prepare_tables has the arrivals per phase.
-constexpr int FULL = 0, EMPTY = FULL + STAGES;       // of the pipeline stages
+// mbarriers, two of each kind: a constant is the index of the first. ARRIVALS per phase, by kind.
+constexpr int FULL = 0, EMPTY = 2;                   // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
 constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the TMA unit stores
 constexpr int INPUT_LOADED = 10, BARRIERS = 12;      // of inputs that the TMA unit loads; all
+constexpr int ARRIVALS[] = {PRODUCER_THREADS, MATH_THREADS, 128, MATH_THREADS, 128, 1};
+static_assert(STAGES == 2, "two barriers per kind, and two elements per stage's value in Shared::exponents");
 
 // One tile: its first image and their number, and its first output row.
 struct WorkTile {
@@ -153,11 +156,7 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
     // fence_async_proxy in convolution.cu makes the barriers visible to the TMA unit.
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 0; i < BARRIERS; i++) {
-            constexpr int arrivals[] = {PRODUCER_THREADS, PRODUCER_THREADS, MATH_THREADS, MATH_THREADS, 128, 128,
-                                        MATH_THREADS,     MATH_THREADS,     128,          128,          1,   1};
-            mbarrier_init(s.barriers + i, arrivals[i]);
-        }
+        for (int i = 0; i < BARRIERS; i++) mbarrier_init(s.barriers + i, ARRIVALS[i / 2]);
     }
     for (int i = threadIdx.x; i < POSITION_TABLE; i += ALL_THREADS) s.positions[i] = first_word(i);
 }

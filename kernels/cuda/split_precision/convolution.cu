@@ -73,7 +73,7 @@ struct TileScale {
     }
     // All producer threads call this with the ranges of their shares. It sets `exponent` to the one that the tile's
     // range needs, if the tile can be split, and returns whether that changed it.
-    __device__ __forceinline__ bool changes(const Shared &s, Range range) {
+    __device__ __forceinline__ bool update(const Shared &s, Range range) {
         range.join_warp();
         Range *const ranges = s.ranges + passes++ % 2 * PRODUCER_WARPS;
         if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32 - MATH_WARPS] = range;
@@ -95,8 +95,8 @@ struct TileScale {
 // wait for the empty stage. implicit_gemm lacks the shared-memory bandwidth for that pass: it splits with the previous
 // tile's exponent, finds the range on the way, and splits again only if the range needs another exponent.
 __device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
-    constexpr bool SPLITS_AT_ONCE = Config::implicit_gemm;
-    constexpr int TAKEN = INPUT_BUFFERS == 2 ? LATER_TILE : NEXT_TILE;
+    constexpr bool SPECULATES = Config::implicit_gemm;
+    constexpr int CLAIMED = INPUT_BUFFERS == 2 ? LATER_TILE : NEXT_TILE;
     const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
     const WordOffsets kept(thread);
     TileScale scale(s);
@@ -105,29 +105,29 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
     for (int iteration = 0; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % STAGES, buffer = iteration % INPUT_BUFFERS;
-        // `taken` is used late: adding to it here would stall on the atomic.
-        const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
+        // `claimed` is used late: adding to it here would stall on the atomic.
+        const int claimed = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
         const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
         const float *const input = Config::input_from_global ? global : s.input + buffer * STAGED_INPUT;
         wait_for_input(s, buffer, iteration / INPUT_BUFFERS);
-        if (!SPLITS_AT_ONCE) scale.changes(s, find_range(input, tile, thread));
+        if (!SPECULATES) scale.update(s, find_range(input, tile, thread));
         if (iteration >= STAGES) mbarrier_wait(s.barriers + EMPTY + stage, iteration / STAGES - 1);
         Range range;
         do {
             range = split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
-            if (thread == 0) s.exponents[TAKEN + stage] = INPUT_BUFFERS * blocks + taken;
-        } while (SPLITS_AT_ONCE && scale.changes(s, range));
+            if (thread == 0) s.exponents[CLAIMED + stage] = INPUT_BUFFERS * blocks + claimed;
+        } while (SPECULATES && scale.update(s, range));
 
         if (thread == 0) {
             s.exponents[stage] = scale.exponent;
             if (INPUT_BUFFERS == 2) s.exponents[NEXT_TILE + stage] = next;
             if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
-        if (SPLITS_AT_ONCE) fence_async_proxy();  // wgmma reads the stage from shared memory
+        if (SPECULATES) fence_async_proxy();  // wgmma reads the stage from shared memory
         mbarrier_arrive(s.barriers + FULL + stage);
-        // All have read the input; thread 0's next tile number is visible. Otherwise scale.changes has the barrier.
-        if (!SPLITS_AT_ONCE) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
-        const int later = s.exponents[TAKEN + stage];
+        // All have read the input; thread 0's next tile number is visible. Otherwise scale.update has the barrier.
+        if (!SPECULATES) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
+        const int later = s.exponents[CLAIMED + stage];
         if (later < tiles) load_input(s, x, WorkTile(later, images), buffer, thread);
         else if (INPUT_BUFFERS > 1) copy_async_commit();
         number = INPUT_BUFFERS == 2 ? next : later, next = later;

@@ -148,14 +148,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int last = min(first + slice_steps, K_TILES);
     if (threadIdx.x == 0) mbarrier_init(turns, 128), mbarrier_init(turns + 1, 128);
     pipeline.init(1, 128);
-    // The producer's warpgroup gives most of its 168 registers per thread to the consumers.
     if (threadIdx.x >= 128 * Config::consumers) {
-        lower_registers<24>();
+        lower_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * Config::consumers)
             produce(pipeline, x, w_high, w_low, first, last, row_tile * Config::tile_pixels, filter);
         return;
     }
-    raise_registers<240>();
+    raise_registers<CONSUMER_REGISTERS>();
     float total[SUMS];
     bool unsplittable[2] = {};
     main_loop(total, pipeline, turns, first, last, unsplittable);

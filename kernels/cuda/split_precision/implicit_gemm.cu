@@ -23,10 +23,11 @@
 // filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup level matrix instructions" in the
 // PTX ISA.
 
-constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;  // at least one unit of a tile per warpgroup
+constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;
 constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
-constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;  // of outputs, two tiles'
+constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;     // floats of one tile's outputs; two tiles are staged
+static_assert(UNITS >= WARPGROUPS, "a warpgroup releases a stage after its last unit of the tile");
 
 constexpr bool ALL_LINES = OH % (OUTPUT_ROWS * TILE_LINES) == 0 && TILE_LINES % PIECE_LINES == 0;
 
@@ -133,7 +134,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         filters[k][0] = four.x, filters[k][1] = four.y, filters[k][2] = four.z, filters[k][3] = four.w;
     }
     const Descriptor low_filters = matrix_descriptor(shared_address(s.filters), 128, 256);
-    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x;
+    int iteration = 0, next_unit = warpgroup, done = 0, storing = -1, number = blockIdx.x;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % STAGES;
@@ -154,11 +155,11 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             done++;
             wgmma_wait<0>();
             if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
-            // Wait until the TMA unit has read the outputs of iteration `given`, whose store this warpgroup issued.
-            if (Config::bulk_store && given >= 0) {
+            // Wait until the TMA unit has read the outputs of iteration `storing`, whose store this warpgroup issued.
+            if (Config::bulk_store && storing >= 0) {
                 bulk_store_wait_read();
-                mbarrier_arrive(s.barriers + OUTPUT_STORED + given % 2);
-                given = -1;
+                mbarrier_arrive(s.barriers + OUTPUT_STORED + storing % 2);
+                storing = -1;
             }
             if (Config::bulk_store && iteration > 1) mbarrier_wait(s.barriers + OUTPUT_STORED + stage, iteration / 2 - 1);
 
@@ -173,7 +174,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         if (next_unit != WARPGROUPS - 1) continue;
         mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
         store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp);
-        given = iteration;
+        storing = iteration;
     }
     if (Config::bulk_store) bulk_store_wait_read();
 }

@@ -61,11 +61,10 @@ __device__ __forceinline__ void run_block(const TensorMap &x_high, const TensorM
     pipeline.init(1);
     const int tiles = tiles_of(images);
     if (threadIdx.x < 128) {
-        lower_registers<24>();
+        lower_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
-        raise_registers<(LAUNCH_REGISTERS * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
+        raise_registers<CONSUMER_REGISTERS>();
         // A ping-pong consumer's stages depend on its number. The shuffle shows the compiler that the number is
         // uniform, so descriptors stay in uniform registers. With one stage per tile (64 channels, 1 x 1) that was
         // slower.

@@ -1,6 +1,6 @@
-// instructions: the PTX instructions that the family uses, one function each, named as in NVIDIA's PTX ISA.
+// instructions: PTX instructions that the family uses, one function each, named as in NVIDIA's PTX ISA.
 //
-// Nothing else of the family contains assembly. tests/emulator/instructions_on_cpu.h has the same functions for a CPU.
+// tma.cuh has the copies of tensors' tiles. ece408_op/emulator/cuda/plans.h has the same functions for a CPU.
 
 typedef unsigned long long Barrier;     // an mbarrier object (PTX ISA, "Parallel Synchronization: mbarrier")
 typedef unsigned long long Descriptor;  // of a matrix in shared memory (PTX ISA, "wgmma: matrix descriptor")

@@ -1,4 +1,4 @@
-// mma_sync: an implicit GEMM by mma.sync (sm_80 and later). A warp multiplies 16 m_tiles positions by a group of
+// mma_sync: an implicit GEMM by mma.sync (sm_80 and later). A warp multiplies 16 x m_tiles positions by a group of
 // column tiles.
 //
 //                            GEMM columns: group_tiles x 8, B, from shared memory or L2
@@ -20,6 +20,7 @@
 
 constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
 constexpr int M_TILES = Config::m_tiles;
+static_assert(!PROMOTES || PROMOTION_INTERVAL % 2 == 0, "the main loop's iterations have two k-steps");
 constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one GEMM column to the next
 constexpr int STORES = (M_TILES + 1) / 2;
 

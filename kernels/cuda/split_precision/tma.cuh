@@ -1,5 +1,5 @@
-// tma: more PTX instructions (sm_90): copies of tiles of tensors into shared memory, which arrive at an mbarrier (PTX
-// ISA, "cp.async.bulk.tensor").
+// tma: the PTX instructions (sm_90) that copy tiles of tensors between device and shared memory, and one fence. Loads
+// complete on an mbarrier (PTX ISA, "cp.async.bulk.tensor").
 
 // A TMA descriptor, made by the host (CUtensorMap).
 struct alignas(64) TensorMap {

@@ -161,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pipeline.init(1);
     const Shares shares(images);
     if (threadIdx.x < 128) {
-        lower_registers<24>();
+        lower_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce(pipeline, shares, x_high, x_low, y_high, y_low);
         return;
     }
-    raise_registers<TILE_UNITS == 3 ? 160 : 240>();
+    raise_registers<CONSUMER_REGISTERS>();
     const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const auto multiply = [&](Accumulators &sums, int stage, int step) {
         multiply_stage(sums, pipeline, stage, step, consumer, false);
