@@ -85,7 +85,7 @@ class Inference:
         data: Sequence[np.ndarray],
         parameters: Callable[[], Sequence[int]],
         outputs: Callable[[], Sequence[np.ndarray]],
-        pinned: Sequence[bool] = (),
+        is_pinned: Sequence[bool] = (),
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Fill the outputs from data and parameters: C-contiguous float32 arrays in the network's order.
@@ -93,25 +93,25 @@ class Inference:
         parameters: returns addresses, because making views of hundreds of arrays would take a millisecond. outputs:
         returns the outputs, which share no memory with the data, nor with the parameters unless all data is pinned.
         Both, and the functions ``meanwhile``, take as long as the first copies; so they are called while these copies
-        run, if the GPUs have parameters and memory plans. pinned: whether each array of data is pinned. Raises
+        run, if the GPUs have parameters and memory plans. is_pinned: whether each array of data is pinned. Raises
         ProblemError as ``shares``, and DeviceError, which names the GPU, if a GPU fails or lacks memory for one image.
         """
         with suppress(cuda.NoRoomError):
-            return self._run(data, parameters, outputs, pinned, meanwhile)
+            return self._run(data, parameters, outputs, is_pinned, meanwhile)
         # The error has freed the batch's memory; it is allocated again for as many images as there is room for.
-        return self._run(data, parameters, outputs, pinned, meanwhile)
+        return self._run(data, parameters, outputs, is_pinned, meanwhile)
 
     def _run(
         self,
         data: Sequence[np.ndarray],
         parameters: Callable[[], Sequence[int]],
         outputs: Callable[[], Sequence[np.ndarray]],
-        pinned: Sequence[bool],
+        is_pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
         found = shares(self._engines[0], data, len(self._engines))
         numbers = [self._numbers[gpu] for gpu, _ in found]
-        parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], pinned) for gpu, mine in found]
+        parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], is_pinned) for gpu, mine in found]
         first = parts[0].engine
         with ExitStack() as locks:
             # By number, so that networks with different orders of GPUs cannot deadlock.
@@ -121,11 +121,11 @@ class Inference:
             try:
                 _prepare(parts, numbers, first.sent or first.copied(parameters()))
                 checks = [*meanwhile, *(last.make for last in self._last)]
-                if _computed(parts, numbers, parameters if is_sent else tuple, outputs, checks):
+                if _compute_and_compare(parts, numbers, parameters if is_sent else tuple, outputs, checks):
                     for part in parts:
                         part.chunked.op_times(part.images)
                     _prepare(parts, numbers, first.copied(parameters()))
-                    _computed(parts, numbers, tuple, outputs, ())
+                    _compute_and_compare(parts, numbers, tuple, outputs, ())
             except BaseException:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):
@@ -144,7 +144,7 @@ def _prepare(parts: Sequence[_Share], numbers: Sequence[int], parameters: Sequen
     on_each(lambda part: parts[part].prepare(parameters), numbers, 1 if ready else None)
 
 
-def _computed(
+def _compute_and_compare(
     parts: Sequence[_Share],
     numbers: Sequence[int],
     compared: Callable[[], Sequence[int]],
@@ -157,7 +157,7 @@ def _computed(
         on_each(lambda part: work(parts[part]), numbers, threads)
 
     first = parts[0]
-    if all(part.queues for part in parts):
+    if all(part.can_queue for part in parts):
         with ExitStack() as buffers:
             # Queue the first copies of all GPUs before any launch: a launch takes longer than queueing a copy.
             for number in range(STAGES):
@@ -184,9 +184,9 @@ def _computed(
 class _Share:
     """One GPU's images of a call, in chunks; the caller has the GPU's lock."""
 
-    def __init__(self, engine: Engine, mine: slice, data: Sequence[np.ndarray], pinned: Sequence[bool]) -> None:
+    def __init__(self, engine: Engine, mine: slice, data: Sequence[np.ndarray], is_pinned: Sequence[bool]) -> None:
         self.engine, self.gpu, self.images = engine, engine.gpu, len(data[0])
-        self._mine, self._data, self._pinned = mine, data, pinned
+        self._mine, self._data, self._is_pinned = mine, data, is_pinned
         self._shapes = [array.shape for array in data]
         #: For each chunk, the events of its copies in, and the event of its end.
         self._copied: list[list[Any]] = []
@@ -209,8 +209,8 @@ class _Share:
             self._data = [array.reshape(1, -1) for array in self._data]
         #: Whether all work can be queued without waiting.
         small = (array.nbytes < pinned.LEAST_BYTES for array in self._data)  # CUDA copies these without waiting
-        ready = any(self._pinned) and all(map(or_, self._pinned, small))
-        self.queues = ready and self._output_bytes() <= STAGING_BYTES
+        ready = any(self._is_pinned) and all(map(or_, self._is_pinned, small))
+        self.can_queue = ready and self._output_bytes() <= STAGING_BYTES
 
     def _output_bytes(self) -> int:
         batch = self.chunked.batches[0]

@@ -130,13 +130,14 @@ def in_order(*calls: Call) -> Call:
 class MemoryPlan:
     """The memory offsets of all values.
 
-    shapes: those of all values. offsets: byte offsets in the block, of the values in it. given: for data, a parameter
-    or a view of one, the variable's number. scratch: byte offsets of nodes' scratch memory. bytes: the block's size.
+    shapes: those of all values. offsets: byte offsets in the block, of the values in it. variables: the number of the
+    variable whose array a value shares, for data, parameters and views of them. scratch: byte offsets of nodes' scratch
+    memory. bytes: the block's size.
     """
 
     shapes: Mapping[int, Shape]
     offsets: Mapping[int, int]
-    given: Mapping[int, int]
+    variables: Mapping[int, int]
     scratch: Mapping[int, int]
     bytes: int
 
@@ -157,8 +158,8 @@ class Schedule:
     ) -> None:
         self.network, shapes, self._split = with_formats(network, shapes, accepts)
         variables = (*network.data, *network.parameters)
-        #: The numbers that data and parameters have in the argument ``network``.
-        self._given = dict(zip((*self.network.data, *self.network.parameters), variables))
+        #: The numbers that data and parameters have in the argument ``network``, by those in ``self.network``.
+        self._original = dict(zip((*self.network.data, *self.network.parameters), variables))
         self._reads = {number: read_values(node) for number, node in self.network.operators}
         self.computations: dict[int, Computation] = {}
         for number, node in self.network.operators:
@@ -180,15 +181,15 @@ class Schedule:
         return self._scales_at + sum(SCALE_BYTES * self.plan.shapes[value][0] for value in self._split)
 
     def prepare(self, parameters: Mapping[int, Any]) -> None:
-        """Give every computation its parameters, by value's number; call this again when they have changed."""
+        """Give every computation its parameters, by number in the given network; call this again when they change."""
         for number, computation in self.computations.items():
-            computation.prepare([parameters.get(self._given.get(value, -1)) for value in self._reads[number]])
+            computation.prepare([parameters.get(self._original.get(value, -1)) for value in self._reads[number]])
 
-    def bind(self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
+    def bind(self, variables: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
         """Return the call that computes the network, and its outputs, which the next run overwrites.
 
-        given: data and parameters by value's number. view: view(offset, shape) returns a float32 array at a byte offset
-        of the memory block, which has ``bytes`` bytes.
+        variables: data and parameters by their numbers in the network given to ``__init__``. view: view(offset, shape)
+        returns a float32 array at a byte offset of the memory block, which has ``bytes`` bytes.
         """
         values: dict[int, Any] = {}
         scales_at = self._scales_at
@@ -202,8 +203,9 @@ class Schedule:
         def array(value: int) -> Any:
             if value not in values:
                 shape = self.plan.shapes[value]
-                if value in self.plan.given:
-                    values[value] = given[self._given[self.plan.given[value]]].reshape(shape)
+                if value in self.plan.variables:
+                    variable = self._original[self.plan.variables[value]]
+                    values[value] = variables[variable].reshape(shape)
                 else:
                     values[value] = view(self.plan.offsets[value], shape)
             return values[value]
