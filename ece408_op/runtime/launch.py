@@ -55,8 +55,8 @@ class TensorMap:
     offset: int = 0
 
 
-#: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
-#: number of "images" (int), a number whose NumPy type is the parameter's type, or a TMA descriptor.
+#: A buffer ("x", "w", "y" or a scratch name: a pointer), a range's "first" image (long long) or number of "images"
+#: (int), a number whose NumPy type is the parameter's type, or a TMA descriptor.
 Argument = Union[str, np.int32, np.int64, np.float32, np.float64, TensorMap]
 
 
@@ -202,15 +202,15 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
     outputs = problem.filters * problem.output_height * problem.output_width
     # Half of the range is left for the last block's indices beyond the end.
     wide = max(images * image, images * outputs, math.prod(problem.w_shape)) >= 2**30
-    behind = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
+    attributes = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
     for name, pair, plain in (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1)):
-        behind |= {f"{name}_{axis}": size for axis, size in zip("HW", pair) if size != plain}
+        attributes |= {f"{name}_{axis}": size for axis, size in zip("HW", pair) if size != plain}
     if problem.kernel_width != problem.kernel:
-        behind["L"] = problem.kernel_width
+        attributes["L"] = problem.kernel_width
     if problem.groups != 1:
-        behind["G"] = problem.groups
+        attributes["G"] = problem.groups
     if isinstance(problem, WeightGradient):
-        behind["WEIGHT_GRADIENT"] = 1
+        attributes["WEIGHT_GRADIENT"] = 1
     return {
         "C": problem.channels,
         "H": problem.height,
@@ -218,7 +218,7 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
         "M": problem.filters,
         "K": problem.kernel,
         "WIDE": int(wide),
-        **behind,
+        **attributes,
     }
 
 

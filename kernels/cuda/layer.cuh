@@ -7,7 +7,7 @@
 // binary serves all batches. The constants of a kernel's tile follow as `struct Config`. The attributes L, G, STRIDE_H
 // and so on are defined only where they differ from the plain convolution's. Three more #defines:
 //
-// WIDE   1: an image has more elements than an int can count
+// WIDE   1: indices within the images of a block, or within w, need 64 bits
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
 //        2: at an odd edge, of the outputs that exist (convention "full")
 // WEIGHT_GRADIENT   defined where the gradient to w is wanted
@@ -41,7 +41,7 @@
 #endif
 
 #if WIDE
-typedef long long index_t;  // counts the elements of one image
+typedef long long index_t;  // an index within the images of a block
 #else
 typedef int index_t;
 #endif

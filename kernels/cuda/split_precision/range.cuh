@@ -38,7 +38,8 @@ struct Range {
         for (int i = 0; i < THREADS / 32; i++) add(warps[i]);
     }
     // The exponent that brings the largest value into [2^14, 2^15). UNSPLITTABLE if it exceeds MAX_EXPONENT, if a value
-    // is infinite or NaN or, without `any_spread`, if the values spread over more than `spread` powers of two.
+    // is infinite or NaN or, without `any_spread`, if the values spread over more than `spread` powers of two. Data
+    // gradients of wide layers take any spread (wide.py says why).
     static constexpr int UNSPLITTABLE = 1 << 20;
     __device__ __forceinline__ int exponent(bool any_spread = false, int spread = MAX_SPREAD) const {
         const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest

@@ -26,11 +26,11 @@ __device__ __forceinline__ ImageScale scale_of(float limit) {
     if (!(limit < __uint_as_float(0x7f800000))) return {0, range.largest};
     return {range.largest_exponent(), range.largest};
 }
-// The scale of y where |y| is at most `gain` |x| + `more`; that of an image of x with an infinity or a NaN is not
+// The scale of y where |y| is at most `gain` |x| + `offset`; that of an image of x with an infinity or a NaN is not
 // finite.
-__device__ __forceinline__ ImageScale limited(const ImageScale &x, float gain, float more) {
-    const bool finite = x.finite() && __float_as_uint(gain) < 0x7f800000 && __float_as_uint(more) < 0x7f800000;
-    return finite ? scale_of(fminf(fmaf(x.magnitude(), gain, more), 0x1p127f)) : ImageScale{0, 0x7f800000};
+__device__ __forceinline__ ImageScale output_scale(const ImageScale &x, float gain, float offset) {
+    const bool finite = x.finite() && __float_as_uint(gain) < 0x7f800000 && __float_as_uint(offset) < 0x7f800000;
+    return finite ? scale_of(fminf(fmaf(x.magnitude(), gain, offset), 0x1p127f)) : ImageScale{0, 0x7f800000};
 }
 
 // Split eight channels of one pixel into components; value(i) returns the scaled value of channel i.

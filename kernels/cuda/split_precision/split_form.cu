@@ -36,7 +36,7 @@ struct EpilogueParams {
     }
     // The scale of an image of y; not finite if the image must be recomputed.
     __device__ __forceinline__ ImageScale scale(int image) const {
-        return limited(x_scales[image], limits[0], limits[1] + residual_scale(image).magnitude());
+        return output_scale(x_scales[image], limits[0], limits[1] + residual_scale(image).magnitude());
     }
     __device__ __forceinline__ void record_max(int image, unsigned largest) const {
         if (largest) atomicMax(&scales[image].largest, largest);

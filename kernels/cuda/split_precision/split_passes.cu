@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256)
         rows = min(top + Config::window_height, Config::height) - max(top, 0);
         columns = min(left + Config::window_width, Config::width) - max(left, 0);
     }
-    if (!Config::maximum && !Config::mean) own = limited(own, Config::window_height * Config::window_width, 0.0f);
+    if (!Config::maximum && !Config::mean) own = output_scale(own, Config::window_height * Config::window_width, 0.0f);
     for (int i = 0; i < 8; i++) result[i] = activated(Config::mean ? result[i] / (rows * columns) : result[i]);
     out.store(y, y_scales, images, own, result);
 }
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
                     ImageScale *__restrict__ y_scales, int images) {
     const Unit out;
     if (out.image >= images) return;
-    const ImageScale from = x_scales[out.image], own = limited(from, limits[0], limits[1]);
+    const ImageScale from = x_scales[out.image], own = output_scale(from, limits[0], limits[1]);
     const float4 first = bias[2 * out.unit], second = bias[2 * out.unit + 1];
     float result[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
     for_each_tap(out, [&](int tap, long long at) {
