@@ -57,8 +57,8 @@ _TO_DEVICE, _TO_HOST = 1, 2
 #: Device buffers that all stages share: the filters or their gradient, the bias, and sums in float64.
 _WEIGHT, _BIAS, _SUMS = "w", "bias", "sums"
 
-# The kernel also ends after this time, so that a CUDA call that waits for the kernel cannot deadlock with the thread
-# that has to set the flag.
+# A kernel that waits until the host sets a flag. It also ends after this time, so that a CUDA call that waits for it
+# cannot deadlock with the thread that has to set the flag.
 _SPIN_NANOSECONDS = 20_000_000
 _SPIN = """
 extern "C" __global__ void spin(const volatile long long *flag, long long number, long long most) {
