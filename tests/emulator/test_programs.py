@@ -188,8 +188,11 @@ def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch
             {("race", 22, 27), ("race", 29, 30), ("uninitialised", 27, 0), ("uninitialised", 30, 0)},
         ),
         ({"wmma::mma_sync(": "if (threadIdx.x < 16) wmma::mma_sync("}, {("barrier", 27, 0), ("undefined", 27, 0)}),
+        ({"&a[0][0], 16": "&a[0][0], 17"}, {("misaligned", 27, 0)}),
+        ({"&a[0][0], 16": "&a[0][8], 16"}, {("misaligned", 27, 0)}),
+        ({"&c[0][0], fc, 16": "&c[0][0], fc, 18"}, {("misaligned", 29, 0)}),
     ],
-    ids=["no barrier around fragments", "half a warp's product"],
+    ids=["no barrier around fragments", "half a warp's product", "stride", "address", "stride of the sums"],
 )
 def test_misuse_of_fragments_is_found(changes, expected, programs) -> None:
     findings = report(changed("wmma.cuh", changes), programs).findings

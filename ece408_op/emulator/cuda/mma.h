@@ -45,11 +45,21 @@ inline void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, V value) {
     for (auto &each : f.x) each = ece408_element_type<T>(value);
 }
 
+// A GPU leaves open what happens otherwise.
+template <typename T>
+ECE408_PLAIN __attribute__((noinline)) void ece408_check(const T *p, unsigned stride) {
+    if (reinterpret_cast<uintptr_t>(p) % 32 || stride * sizeof(T) % 16)
+        emulator::report("misaligned",
+                         "wmma needs an address that is a multiple of 32 bytes and a stride that is a multiple of 16 bytes",
+                         __builtin_return_address(0));
+}
+
 inline int ece408_element(int i) { return 32 * i + 31 - emulator::lane_number(); }
 
 template <typename Use, int M, int N, int K, typename T, typename Layout>
 inline void ece408_load(fragment<Use, M, N, K, T, Layout> &f, const ece408_element_type<T> *from, unsigned stride,
                         bool by_rows) {
+    ece408_check(from, stride);
     for (int i = 0; i < f.num_elements; i++) {
         const int e = ece408_element(i), row = e / f.columns, column = e % f.columns;
         f.x[i] = from[by_rows ? row * stride + column : column * stride + row];
@@ -66,6 +76,7 @@ inline void load_matrix_sync(fragment<accumulator, M, N, K, T> &f, const T *from
 }
 template <int M, int N, int K, typename T>
 inline void store_matrix_sync(T *to, const fragment<accumulator, M, N, K, T> &f, unsigned stride, layout_t layout) {
+    ece408_check(to, stride);
     for (int i = 0; i < f.num_elements; i++) {
         const int e = ece408_element(i), row = e / f.columns, column = e % f.columns;
         to[layout == mem_row_major ? row * stride + column : column * stride + row] = f.x[i];
