@@ -75,9 +75,11 @@ _LAST_GAPS = "".join(
 #: g++'s messages on names and headers of CUDA and its libraries that are not in ``cuda/``.
 _LACKING = re.compile(
     r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__|tex[123]D|cu(?:blas|dnn|fft|rand|solver|sparse)[A-Z])"
-    r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*|coalesced_\w+|this_grid|grid_group|memcpy_async)’"
+    r"\w+|(?:nvcuda|cooperative_groups|cub|thrust|texture|surface)\b\S*|coalesced_\w+|this_grid|grid_group|memcpy_async"
+    r"|h2?(?:log|exp|r?sqrt|rcp|sin|cos)\d*)’"
     r" (?:was|is|has|does) not"
     r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’"
+    r"|^‘struct cooperative_groups::.* no member named ‘(\w+)’"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"

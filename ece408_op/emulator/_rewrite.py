@@ -21,10 +21,17 @@ _LAUNCH = re.compile(
     r"((?:::\s*)?\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>\s*)?)?(<[ \t]*<[ \t]*<)"
 )
 _LAUNCH_END = re.compile(r">[ \t]*>[ \t]*>\s*\(")
+_PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_ALIGNED = rf"(?:(?:__align__|alignas|__attribute__)\s*{_PARENTHESES}\s*)?"
 _DYNAMIC = re.compile(
-    r"\bextern\s+(volatile\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\([^()]*\)\s*)?"
+    rf"\b(?:extern\s+{_ALIGNED}(volatile\s+)?__shared__|__shared__\s+extern)\s+{_ALIGNED}"
     r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]((?:\s*\[[^][;]*\])*)\s*;"
 )
+#: A declaration of vectors, and zero for the first element of an initializer: g++'s vectors are no aggregates.
+_VECTORS = re.compile(
+    r"\b(?:u?(?:char|short|int|long|longlong)|float|double)[24]\s+[A-Za-z_](?:[^;(){}]|\{[^;(){}]*\})*;"
+)
+_ZERO = re.compile(r"(?<=\{)\s*0(?:\.0*)?f?\s*(?=\})")
 _BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 #: From the end of a kernel's bounds to its parameters, and from these to its body.
 _BOUNDED_NAME, _BODY = re.compile(r"\s*(?:void\s+)?\w+\s*\("), re.compile(r"\s*\{")
@@ -58,6 +65,7 @@ def rewrite(text: str, unroll: bool = True) -> str:
         UnsupportedCodeError: the source has assembly that the emulator lacks, or a launch in an unknown form.
     """
     text = _replace_all(text, _DYNAMIC, _dynamic_shared)
+    text = _replace_all(text, _VECTORS, lambda text, _, found: (found.end(), _ZERO.sub("", found[0])))
     text = _replace_all(text, _BOUNDS, _launch_bounds)
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name

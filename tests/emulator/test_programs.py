@@ -91,6 +91,8 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
         ("grid_group", "cooperative_groups::grid_group all;"),
         ("nvcuda::wmma::experimental", "nvcuda::wmma::experimental::precision::b1 one;"),
         ("coalesced_threads", "using namespace cooperative_groups; auto lanes = coalesced_threads();"),
+        ("match_any", "using namespace cooperative_groups; tiled_partition<32>(this_thread_block()).match_any(1);"),
+        ("hlog", "hlog(half(1.0f));"),
         ("wmma of other sizes", "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 8, 8, 16, float> f;"),
         ("wmma of other types", "nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, int> f;"),
     ],
@@ -133,7 +135,19 @@ GROUPS = """
     for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
     tile.sync();
     if (block.thread_rank() % 16 < 8) lanes += tile.shfl_xor(lanes, 1) - 8;
+    cooperative_groups::thread_group groups[] = {block, tile, cooperative_groups::tiled_partition(block, 4)};
+    for (auto &group : groups) group.sync(), lanes += group.thread_rank() - block.thread_rank() % group.size();
+    lanes += groups[0].size() - block.group_dim().x * block.group_dim().y;
     const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
+"""
+#: Vectors as constants, partly initialised and in arrays of zeros; dynamic shared memory, aligned in other ways.
+DECLARED = """
+    constexpr int2 tap = {0, 1};
+    float2 pair = {0.f}; float4 some = {1, 2}, sums[2][2] = {0};
+    __shared__ extern float one[];
+    extern __align__(sizeof(float4)) __shared__ float two[];
+    extern __shared__ __attribute__((aligned(16))) float three[];
+    const float unit = tap.y + pair.x + some.w + sums[1][1].w;
 """
 #: Changes of a submission that is right and stays so.
 CHANGES = {
@@ -150,6 +164,7 @@ CHANGES = {
         "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
         "= sum;": "= one * sum;",
     },
+    "declarations": {"float sum": f"{DECLARED}\nfloat sum", "= sum;": "= unit * sum;"},
     "half a warp that shuffles before all wait": {
         "float sum": """const int lane = threadIdx.x % 32;
         float one = lane < 16 ? __shfl_sync(0xffff, lane, 3) == 3 : 1;

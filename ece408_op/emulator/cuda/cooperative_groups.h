@@ -1,4 +1,4 @@
-// Cooperative groups: a block, and tiles of a warp.
+// Cooperative groups: a block, tiles of a warp, and thread_group, which is one of them.
 #pragma once
 #include "ece408_emulator.h"
 
@@ -11,6 +11,8 @@ struct thread_block {
     static unsigned num_threads() { return size(); }
     static dim3 group_index() { return blockIdx; }
     static dim3 thread_index() { return threadIdx; }
+    static dim3 group_dim() { return blockDim; }
+    static dim3 dim_threads() { return blockDim; }
 };
 inline thread_block this_thread_block() { return {}; }
 
@@ -38,6 +40,21 @@ struct thread_block_tile {
 };
 template <unsigned N, typename Group>
 inline thread_block_tile<N> tiled_partition(const Group &) { return {}; }
+
+struct thread_group {
+    unsigned lanes;  // of a tile; 0: the block
+    thread_group(const thread_block &, unsigned n = 0) : lanes(n) {}
+    template <unsigned N>
+    thread_group(const thread_block_tile<N> &) : lanes(N) {}
+    unsigned size() const { return lanes ? lanes : thread_block::size(); }
+    unsigned num_threads() const { return size(); }
+    unsigned thread_rank() const { return thread_block::thread_rank() % size(); }
+    __forceinline__ void sync() const {
+        if (lanes) __syncwarp((~0u >> (32 - lanes)) << emulator::lane_number() / lanes * lanes);
+        else __syncthreads();
+    }
+};
+inline thread_group tiled_partition(const thread_group &, unsigned n) { return {thread_block(), n}; }
 
 template <typename Group>
 __forceinline__ void sync(const Group &group) { group.sync(); }

@@ -36,7 +36,7 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     struct alignas(2 * sizeof(T)) name##2 {                                                                  \
         T x, y;                                                                                              \
         ECE408_COPIES(name##2)                                                                               \
-        name##2(T a, T b) : x(a), y(b) {}                                                                    \
+        constexpr name##2(T a, T b) : x(a), y(b) {}                                                          \
     };                                                                                                       \
     struct name##3 { T x, y, z; };                                                                           \
     inline name##1 make_##name##1(T a) { return {a}; }                                                       \
@@ -47,7 +47,7 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     struct alignas(4 * sizeof(T)) name##4 {                                                                  \
         T x, y, z, w;                                                                                        \
         ECE408_COPIES(name##4)                                                                               \
-        name##4(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}                                              \
+        constexpr name##4(T a, T b, T c = 0, T d = 0) : x(a), y(b), z(c), w(d) {}                            \
     };                                                                                                       \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 #define ECE408_LONG4(name, T)                                                                                \

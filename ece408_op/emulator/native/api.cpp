@@ -27,7 +27,7 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
     else if (!block.x || !block.y || !block.z || !grid.x || !grid.y || !grid.z)
         message = "the launch fails: " + text("a grid", grid) + text(" blocks", block) + " threads";
     else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
-        message = text("the launch fails: a grid", grid) + " blocks; at most 65535 are allowed in y and z";
+        message = text("the launch fails: a grid", grid) + " blocks; at most 65535 are allowed in y and z, and 2147483647 in x";
     else if (shared_bytes > allowed_shared)
         message = "the launch fails: " + std::to_string(shared_bytes) + " bytes of dynamic shared memory; at most " +
                   std::to_string(allowed_shared) + " are allowed (cudaFuncSetAttribute raises that)";
