@@ -120,6 +120,12 @@ def test_an_array_of_variable_length_is_an_error_in_a_kernel_alone(programs: Pat
     assert caught.value.lines[0][0] == source[: source.index("float window")].count("\n") + 1
 
 
+@pytest.mark.parametrize("call", ["atomicMax(y, 1.0f)", "atomicCAS(y, 1, 2)", "__reduce_add_sync(~0u, 1.0f)"])
+def test_an_operation_of_a_type_that_cuda_does_not_have_is_an_error(call: str, programs: Path) -> None:
+    with pytest.raises(emulator.CompileError, match=f"CUDA has no {call.partition('(')[0]} of this type"):
+        report(changed("naive.cuh", {"float sum": f"{call};\nfloat sum"}), programs)
+
+
 def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
     source = (SUBMISSIONS / "naive.cuh").read_text()
     for name in ("CUDA_MAX_NUM_THREADS", "current"):
@@ -163,6 +169,10 @@ CHANGES = {
         "#include <mxnet/base.h>": "#include <cooperative_groups.h>",
         "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
         "= sum;": "= one * sum;",
+    },
+    "an atomic sum of pairs of halves": {
+        "__global__": "__device__ half2 pairs;\n__global__",
+        "float sum": "atomicAdd(&pairs, __float2half2_rn(1));\nfloat sum",
     },
     "declarations": {"float sum": f"{DECLARED}\nfloat sum", "= sum;": "= unit * sum;"},
     "half a warp that shuffles before all wait": {

@@ -95,26 +95,32 @@ inline void __pipeline_commit() { emulator::commit_copies(); }
 inline void __pipeline_wait_prior(size_t pending) { emulator::wait_for_copies(pending); }
 
 // An atomic operation: the runtime hears of it, and no other thread runs in between.
-#define ECE408_ATOMIC(name, operation)                                                              \
+template <typename T>
+constexpr bool ece408_word = std::is_integral<T>::value && sizeof(T) >= 4;
+#define ECE408_ATOMIC(name, operation, allowed)                                                     \
     template <typename T>                                                                            \
     ECE408_PLAIN __attribute__((noinline)) T name(T *p, std::common_type_t<T> v) {                    \
+        static_assert(allowed, "CUDA has no " #name " of this type");                                \
         emulator::access(p, sizeof(T), emulator::ATOMIC, __builtin_return_address(0));               \
-        const T old = *p;                                                                            \
-        *p = operation;                                                                              \
+        T old;                                                                                       \
+        std::memcpy(&old, p, sizeof(T)); /* the copies of vectors are watched */                     \
+        const T next = operation;                                                                    \
+        std::memcpy(p, &next, sizeof(T));                                                            \
         return old;                                                                                  \
     }
-ECE408_ATOMIC(atomicAdd, T(old + v))
-ECE408_ATOMIC(atomicSub, T(old - v))
-ECE408_ATOMIC(atomicExch, v)
-ECE408_ATOMIC(atomicMin, (v < old ? v : old))
-ECE408_ATOMIC(atomicMax, (old < v ? v : old))
-ECE408_ATOMIC(atomicAnd, T(old & v))
-ECE408_ATOMIC(atomicOr, T(old | v))
-ECE408_ATOMIC(atomicXor, T(old ^ v))
-ECE408_ATOMIC(atomicInc, (old >= v ? T(0) : T(old + 1)))
-ECE408_ATOMIC(atomicDec, (old == 0 || old > v ? T(v) : T(old - 1)))
+ECE408_ATOMIC(atomicAdd, T(old + v), ece408_word<T> || !std::is_integral<T>::value)
+ECE408_ATOMIC(atomicSub, T(old - v), ece408_word<T>)
+ECE408_ATOMIC(atomicExch, v, (ece408_word<T> || std::is_same<T, float>::value))
+ECE408_ATOMIC(atomicMin, (v < old ? v : old), ece408_word<T>)
+ECE408_ATOMIC(atomicMax, (old < v ? v : old), ece408_word<T>)
+ECE408_ATOMIC(atomicAnd, T(old & v), ece408_word<T>)
+ECE408_ATOMIC(atomicOr, T(old | v), ece408_word<T>)
+ECE408_ATOMIC(atomicXor, T(old ^ v), ece408_word<T>)
+ECE408_ATOMIC(atomicInc, (old >= v ? T(0) : T(old + 1)), ece408_word<T>)
+ECE408_ATOMIC(atomicDec, (old == 0 || old > v ? T(v) : T(old - 1)), ece408_word<T>)
 template <typename T>
 ECE408_PLAIN __attribute__((noinline)) T atomicCAS(T *p, std::common_type_t<T> expected, std::common_type_t<T> v) {
+    static_assert(std::is_integral<T>::value && sizeof(T) >= 2, "CUDA has no atomicCAS of this type");
     emulator::access(p, sizeof(T), emulator::ATOMIC, __builtin_return_address(0));
     const T old = *p;
     if (old == expected) *p = v;

@@ -66,6 +66,7 @@ inline int __all(int condition) { return __all_sync(~0u, condition); }
 #define ECE408_REDUCE(name, expression)                                                                \
     template <typename T>                                                                               \
     ECE408_PLAIN T __reduce_##name##_sync(unsigned mask, T value) {                                      \
+        static_assert(std::is_integral<T>::value, "CUDA has no __reduce_" #name "_sync of this type");    \
         return emulator::reduce(mask, value, [](T a, T b) { return T(expression); });                   \
     }
 ECE408_REDUCE(add, a + b)
