@@ -38,6 +38,7 @@ _LIBRARY = re.compile(
 #: A lambda for the GPU, behind its captures.
 _LAMBDA = re.compile(r"(?<!\])\]\s*__(?:host|device)__\b")
 _ALLOCATES = re.compile(r"(?<![\w.>:])(malloc|calloc)\s*\(|\b(new)\s+[A-Za-z_]")
+_SHARED_VALUE = re.compile(r"\b__shared__\b(?:[^;={}[]|\[[^]]*\])*=")
 #: What the compiler computes: a part of a constant, or the size of an array that is declared.
 _COMPUTED = re.compile(
     r"(?:\A|[;{}])\s*(?:[^;{}]*\bconstexpr\b[^;{}]*|(?:\w+\s+)+\w+\s*(?:\[[^\]]*\]\s*)*\[[^\];{}]*)\Z"
@@ -47,7 +48,8 @@ _COMPUTED = re.compile(
 def check(text: str) -> None:
     """Raise CompileError for the first use, in a kernel or a device function, of what only the host has.
 
-    And UnsupportedCodeError where one allocates memory or has a reference as a parameter, which the emulator lacks.
+    Also for a ``__shared__`` variable with an initializer, which nvcc refuses and g++ does not. And
+    UnsupportedCodeError where one allocates memory or has a reference as a parameter, which the emulator lacks.
     """
     masked = _without_directives(text)
     annotated = _LAMBDA.search(masked)
@@ -100,6 +102,9 @@ def _check_body(
         line = text.count("\n", 0, begin + allocates.start()) + 1
         what = allocates[1] or allocates[2]
         raise UnsupportedCodeError(line, f"the emulator does not have memory that a kernel allocates ({what})")
+    value = _SHARED_VALUE.search(body)
+    if value:
+        raise _error(text, begin + value.end(), "initializer not allowed for __shared__ variable")
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
     for other in sorted(functions):
         pattern = rf"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("

@@ -27,6 +27,11 @@ SIDES = {
     "a check": ("", "y[i] = 0;\nCHECK_EQ(x[i], 0);", 'function("CHECK_EQ")'),
     "a stream": ("", "y[i] = 0;\nstd::cout << x[i];", 'function("cout")'),
     "memory of a kernel's own": ("", "float *s = new float[2];  // x[i]", "memory that a kernel allocates (new)"),
+    "a value of shared memory": (
+        "", "__shared__ float s[2][N <= 2];\n__shared__ __align__(16) float sums[64] = {};  // x[i]\ny[i] = sums[i];",
+        "initializer not allowed for __shared__ variable",
+    ),
+    "shared memory without a value": ("", "__shared__ float s[N == 2], t;\nfloat *p = s; y[i] = p[0];", ""),
     "a parameter by reference": ("", "}\n__global__ void f(int *y, const int &n) { *y = n;  // x[i]", "is a reference"),
     "a reference of a device function": ("__device__ float twice(float &a) { return 2 * a; }", "y[i] = x[i];", ""),
     "a lambda with a side": ("", "y[i] = [=] __device__ () { return x[i]; }();", "--extended-lambda"),
