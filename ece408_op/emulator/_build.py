@@ -259,7 +259,8 @@ def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> 
             if isinstance(error, subprocess.TimeoutExpired):
                 raise _TooLongError(((None, f"g++ took longer than {seconds:g} s"),)) from None
             raise
-    if process.returncode:
+    errors = errors.replace("warning: invalid conversion", "error: invalid conversion")  # as for nvcc
+    if process.returncode or re.search(rf"{re.escape(source)}:[\d:]+ error: ", errors):
         found = _messages(errors, source)
         for line, message in found:
             lacking = _LACKING.search(message)

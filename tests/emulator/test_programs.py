@@ -120,6 +120,13 @@ def test_an_array_of_variable_length_is_an_error_in_a_kernel_alone(programs: Pat
     assert caught.value.lines[0][0] == source[: source.index("float window")].count("\n") + 1
 
 
+def test_a_constants_address_in_a_pointer_to_a_variable_is_an_error(programs: Path) -> None:
+    source = changed("naive.cuh", {"float sum": "float *pixels = x; pixels[0] = 1;\nfloat sum"})
+    with pytest.raises(emulator.CompileError, match="invalid conversion from .const float") as caught:
+        report(source, programs)
+    assert caught.value.lines[0][0] == source[: source.index("*pixels")].count("\n") + 1
+
+
 @pytest.mark.parametrize("call", ["atomicMax(y, 1.0f)", "atomicCAS(y, 1, 2)", "__reduce_add_sync(~0u, 1.0f)"])
 def test_an_operation_of_a_type_that_cuda_does_not_have_is_an_error(call: str, programs: Path) -> None:
     with pytest.raises(emulator.CompileError, match=f"CUDA has no {call.partition('(')[0]} of this type"):
