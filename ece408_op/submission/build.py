@@ -229,7 +229,9 @@ def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec)
         raise EndedError("timed_out", f"compiling took longer than its limit of {seconds:g} s")
     # Some expressions that search it take time in the square of a line's length.
     text = "\n".join(line[:_LONGEST_LINE] for line in sandbox.beginning(log, _MOST_OUTPUT).splitlines())
-    lacks_disk = ended.startswith("signal") or "No space left" in text or "Disk quota" in text
+    # A full disk has no room for the linker's message; collect2's line follows after the linker's output is removed.
+    silent = text.partition(":")[0] in ("", "collect2")
+    lacks_disk = silent or ended.startswith("signal") or "No space left" in text or "Disk quota" in text
     if ended != "exit 0" and lacks_disk and (free := shutil.disk_usage(folder).free) < own.output_bytes:
         raise HarnessError(f"expected {own.output_bytes >> 20} MB of disk for the compiler, got {free >> 20}: {folder}")
     return ended, text

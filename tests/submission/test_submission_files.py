@@ -249,8 +249,9 @@ NO_SPACE = "#error No space left on device\n"
         ("compiler", NO_SPACE, HarnessError, "that the sandbox sees"),
         ("disk", NO_SPACE, HarnessError, "64 MB of disk for the compiler, got 1: /"),
         ("disk", "void cut(", EndedError, "expected"),
+        ("disk for its message", "void cut(", HarnessError, "64 MB of disk for the compiler, got 1: /"),
     ],
-    ids=["no compiler", "no disk", "little disk and an error of its own"],
+    ids=["no compiler", "no disk", "little disk and an error of its own", "no disk for the linker's message"],
 )
 def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said, monkeypatch, tmp_path):
     source, tools = tmp_path / "new-forward.h", build.tools()
@@ -259,6 +260,8 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said,
         monkeypatch.setattr(build, "compiler", lambda name: f"/nowhere/{name}")
     else:
         monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    if lacks == "disk for its message":
+        monkeypatch.setattr(build.sandbox, "beginning", lambda *_: "collect2: error: ld returned 1 exit status\n")
     with pytest.raises(error, match=said):
         compiled(source, tools)
 
