@@ -137,7 +137,7 @@ class Reference:
             error = np.abs(got - expected)
             share, scaled = error / allowed, np.divide(error, wide, out=error)
         if not (np.isfinite(share.max()) and np.isfinite(scaled.max())):
-            self._decide_not_finite(got, share, scaled)
+            self._decide_not_finite(got, share, scaled, allowed)
         worst = np.unravel_index(int(np.argmax(share)), share.shape)
         holes = _holes(out, self._axes, self._unknown) if got.size < out.size else 0
         return Comparison(
@@ -151,12 +151,13 @@ class Reference:
             holes=holes,
         )
 
-    def _decide_not_finite(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray) -> None:
+    def _decide_not_finite(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray, allowed: np.ndarray) -> None:
         """Decide, in place, where a share is not finite: on values that are not, and on sums of zeros."""
         undecided = ~(np.isfinite(share) & np.isfinite(scaled))
         values, exact, shares = got[undecided], self._exact[undecided], share[undecided]
-        # A float32 sum may pass its range on the way, and end as an infinity or NaN.
-        passed_range = (self._magnitude()[undecided] > _LARGEST) & ~np.isfinite(values) & np.isfinite(exact)
+        # A float32 sum may pass its range on the way, or by an allowed error, and end as an infinity or NaN.
+        largest = self._magnitude()[undecided] + allowed[undecided]
+        passed_range = (largest > _LARGEST) & ~np.isfinite(values) & np.isfinite(exact)
         right = (values == exact) | (np.isnan(values) & np.isnan(exact)) | passed_range
         share[undecided] = shares = np.where(right, 0.0, np.where(np.isfinite(shares), shares, np.inf))
         # Where nothing is added up, no precision excuses anything but a product below float32's range.

@@ -104,6 +104,14 @@ def test_a_sum_that_passes_float32s_range_on_the_way_may_end_as_no_number(value)
     assert (found.index, found.wrong) == ((0, 1, 0, 0), 1)
 
 
+def test_an_error_within_the_bound_may_pass_float32s_range():
+    x, w = np.full((1, 1, 1, 1), 3.4027e38, np.float32), np.ones((1, 1, 1, 1), np.float32)
+    out = np.full_like(x, np.inf)
+    exact = check.Reference(x, w)
+    assert exact.compare(out, bound=2.0**-11).passed
+    assert not exact.compare(out).passed  # float32 rounds no product of these beyond its range
+
+
 def test_an_infinite_pixel_does_not_excuse_a_transforms_other_elements(case):
     x, w, _ = case
     x[3, 0, 0, 0] = np.inf
