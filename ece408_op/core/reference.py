@@ -45,6 +45,8 @@ def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -
     By default the plain convolution y, shape (B, M, OH, OW), of x (B, C, H, W) and w (M, C, K, L).
     """
     problem = problem or ConvProblem.from_shapes(a.shape, b.shape)
+    if not problem.batch:
+        return np.zeros(problem.shapes[2])
     # One matrix product per group and image: (M, C K L) times (C K L, OH OW), where C and M are those of a group.
     groups, shape = problem.groups, (problem.batch, problem.groups, -1, problem.output_height * problem.output_width)
     if isinstance(problem, WeightGradient):

@@ -221,3 +221,12 @@ def test_no_bound_of_a_longer_sum_is_smaller_and_none_is_negative():
         found = [bound(ConvProblem(1, channels, 1, 1, 1, 1)) for channels in sizes]
         assert found == sorted(found)
         assert found[0] > 0
+
+
+@pytest.mark.parametrize("kind", ["convolution", "data_gradient", "weight_gradient"])
+def test_an_empty_batch_has_an_empty_output_and_a_weight_gradient_of_zeros(kind):
+    problem = getattr(ConvProblem(0, 2, 9, 8, 4, 3, groups=2), kind)
+    first, second, out = (np.zeros(shape, np.float32) for shape in problem.shapes)
+    exact = reference.convolve(first, second, problem)
+    assert (exact.shape, exact.any()) == (out.shape, False)
+    assert check.compare(out, first, second, KERNEL, problem=problem).passed
