@@ -59,7 +59,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
     parallel_for(work, threads, threads)
     if sums is not None:
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             out[...] = sums.sum(axis=0)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ece408_op.core.check import compare
 from ece408_op.kernels import cpu
-from ece408_op.kernels.cpu import direct
+from ece408_op.kernels.cpu import direct, im2col
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import CAPACITY
 from ece408_op.runtime.memory import aligned
@@ -300,3 +300,11 @@ def test_a_layers_functions_are_kept_as_long_as_compiled_once_keeps_them():
     limits = [cache.cache_parameters()["maxsize"] for cache in found]
     assert len(limits) > len(CPU_KERNELS)
     assert {limit for limit in limits if limit is not None} == {CAPACITY}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_weight_gradient_that_overflows_as_images_are_added_is_no_warning():
+    problem = ConvProblem(2, 1, 2, 2, 1, 2).weight_gradient
+    x, y, out = (np.full(shape, value, np.float32) for shape, value in zip(problem.shapes, (2e38, 1, 0)))
+    im2col.KERNEL.run(problem, x, y, out, 2)
+    assert np.isinf(out).all()
