@@ -46,10 +46,7 @@ _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
 _NOTHING = nullcontext()
 
-_INSTEAD = (
-    "use m2.py, --context cpu of ece408-bench and ece408-grade, or, for a CUDA file, ece408-lab; in a program, "
-    "New with device='cpu'"
-)
+_INSTEAD = "use m2.py, ece408-lab or --context cpu of ece408-bench and ece408-grade; in programs, New with device='cpu'"
 
 
 @cache
