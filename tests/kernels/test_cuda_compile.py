@@ -169,6 +169,15 @@ def test_what_computes_special_weights_takes_no_more_registers_than_their_sums()
     assert report.registers <= 40
 
 
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_a_weight_gradient_compiles_with_any_number_of_consumers(units):
+    kernel = wide_weight_gradient.KERNEL
+    plan = kernel.plan(ConvProblem(3, 64 * units, 9, 7, 64, 1).weight_gradient, chip_of(90), 4)
+    assert plan.config["consumers"] == units
+    report = nvrtc.compile_text(kernel.text(plan), 90, kernel.options)["weight_gradient_tiles"]
+    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
 def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
     chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
     reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"

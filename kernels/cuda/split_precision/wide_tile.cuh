@@ -13,10 +13,11 @@ constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter'
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
 constexpr int THREADS = 128 * (Config::producers + Config::consumers);
-// Registers per thread after setmaxnreg, where the block has one producer: the consumers get what it leaves.
+// Registers per thread after setmaxnreg, where the block has one producer: the consumers get what it leaves. A single
+// consumer gets as many as each of two, because a thread has at most 255.
 constexpr int PRODUCER_REGISTERS = 24, LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
-constexpr int CONSUMER_REGISTERS =
-    (LAUNCH_REGISTERS * (Config::consumers + 1) - PRODUCER_REGISTERS) / Config::consumers / 8 * 8;
+constexpr int LEFT_REGISTERS = LAUNCH_REGISTERS * (Config::consumers + 1) - PRODUCER_REGISTERS;
+constexpr int CONSUMER_REGISTERS = Config::consumers == 1 ? 240 : LEFT_REGISTERS / Config::consumers / 8 * 8;
 constexpr int CONSUMERS_PER_TILE = Config::ping_pong ? 1 : Config::consumers;
 constexpr int M_BLOCKS = Config::tile_pixels / 64 / CONSUMERS_PER_TILE;  // a consumer's: 64 pixels, one wgmma each
 constexpr int SHARE_PIXELS = Config::ping_pong ? 0 : 64 * M_BLOCKS;      // from one consumer's share to the next one's
