@@ -17,7 +17,7 @@ KERNEL_OF = dict(zip((OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTi
 WITH_TAPS = [kind for kind in KERNEL_OF if kind is not ImplicitGemmTile]
 
 
-@pytest.mark.parametrize("sizes", [(19, 19, 63, 12, 8), (24, 24, 17, 49, 5), (1, 28, 28, 16, 5)])
+@pytest.mark.parametrize("sizes", [(19, 19, 63, 12, 8), (24, 24, 17, 49, 5), (20, 28, 71, 40, 4), (1, 28, 28, 16, 5)])
 def test_no_tile_is_measured_twice(sizes):
     layer = ConvProblem(1000, *sizes)
     found = [kernel.tiles(layer, chip_of(90), 16) for kernel in (*split_precision.FP16X3, *split_precision.FP16X1)]

@@ -23,7 +23,7 @@ ALIGNED = 16
 #: For a long sum, the longest time of a tile with accumulator promotion, relative to one without it.
 _PROMOTION_IS_WORTH = 1.09
 #: ``mma_sync.cu`` with fp16x3 and filters in L2: the time of a tile with 8 math warps, relative to one with 12, which
-#: hide more of the reads' latency; fitted to the times of benchmarks/results/verification-h200.txt, 22.
+#: hide more of the reads' latency; benchmarks/tile_order.py times both.
 _TWELVE_WARPS_ARE_WORTH = 1.2
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.

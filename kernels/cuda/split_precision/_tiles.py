@@ -150,6 +150,7 @@ class Tile:
         producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
         # A norm between the sum and the maximum, because producers and math warps overlap, but not wholly: least where
         # a tile has fewer units than there are warpgroups, which then multiply both stages, so that none can be filled.
+        # benchmarks/tile_order.py shows how well this orders tiles.
         norm = 2 if self.wgmma and self.units < workers else 5
         of_tile = (multiplying**norm + producing**norm) ** (1 / norm) + _TILE
         return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
@@ -191,7 +192,10 @@ class WarpgroupTile(Tile):
     sources, features = ("operands", "warpgroup_mma"), frozenset({PAD, DATA_GRADIENT})
     wgmma = True
     unit_positions = property(lambda self: 64)
-    choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
+    choices = (
+        *("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "row_k_steps"),
+        "group_tiles",
+    )
     # K-steps of the words that fill no whole k-step of a filter row.
     rest_k_steps = property(lambda self: self.k_steps - self.layer.kernel * self.row_k_steps)
     # K-steps whose words a main loop reads.
