@@ -52,10 +52,10 @@ class Node:
     control_deps: list[int] = field(default_factory=list)
     #: The bodies of control flow, and operators that MXNet fused.
     subgraphs: list[Graph] = field(default_factory=list)
-    #: Set by ``ece408_op.network`` and not written to files: the op with parsed attributes, and the activation that
-    #: the node applies to its output.
+    #: Set by ``ece408_op.network`` and not written to files: the op with parsed attributes, and the operator of one
+    #: element, such as an Activation, that the node applies to its output.
     operator: Any = None
-    epilogue: str | None = None
+    epilogue: Any = None
     #: Set by ``ece408_op.network`` too: the number that the node with this output has in the graph before fusion.
     origin: int = -1
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar
+from math import inf
+from typing import Any, ClassVar, NamedTuple
 
 from ece408_op.plugin.attributes import integers, is_mxnets_own
 
@@ -25,6 +26,25 @@ _FLAGS = {"True": True, "true": True, "1": True, "False": False, "false": False,
 
 class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node's name and raises GraphError
     """The reason why a network cannot contain a node: the expected and the given value."""
+
+
+class Bounds(NamedTuple):
+    """What is known of a function v of x, but for rounding: low <= v <= high and |v| <= gain |x|."""
+
+    low: float
+    high: float
+    gain: float = inf
+
+    @property
+    def largest(self) -> float:
+        """The upper bound of |v|."""
+        return max(-self.low, self.high)
+
+
+#: The bounds of any value, and those of an input itself.
+UNBOUNDED, INPUT = Bounds(-inf, inf), Bounds(-inf, inf, 1)
+#: A bound that is at most this is one, but for rounding.
+ONE = 1 + 1e-6
 
 
 class Arrays:
@@ -107,7 +127,8 @@ class Operator:
     number of times. auxiliary: inputs that are MXNet's auxiliary states. ignored: inputs that inference does not read.
     accepted: attributes that have no effect at inference. view: the output shares the first input's memory, in
     training only if the class has no ``train`` method. inplace: the output may overwrite the first input, if both have
-    the same size. takes_epilogue: on the GPU, the operator can apply an activation to its output.
+    the same size. moves: ``compute`` only copies elements of the inputs. takes_epilogue: on the GPU, the operator can
+    apply an elementwise operator to its output.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -118,6 +139,7 @@ class Operator:
     accepted: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[bool] = False
     inplace: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
     takes_epilogue: ClassVar[bool] = False
 
     op: str
@@ -158,6 +180,21 @@ class Operator:
         """
         raise NotImplementedError
 
+    def text(self, *operands: str) -> str | None:
+        """Return one element of the output in CUDA C++, given those of the inputs, which are names of floats.
+
+        None if the operator is not elementwise.
+        """
+        return None
+
+    def operand_shapes(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        """Return the shapes in which an elementwise operator's inputs broadcast to its output."""
+        return shapes
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        """Return what is known of an elementwise operator's output, given the bounds of its inputs."""
+        return UNBOUNDED
+
     def check_gradient(self, several: bool) -> None:
         """Raise Unsupported if the operator with these attributes has no gradient, or none on ``several`` GPUs."""
 
@@ -197,11 +234,6 @@ class Operator:
     def mixes_images(self, dimensions: int) -> bool:
         """Return whether an image of the output depends on several images of an input of ``dimensions`` dimensions."""
         return False
-
-    @property
-    def activation(self) -> str | None:
-        """The activation's type if this operator is an activation, else None."""
-        return None
 
     @property
     def is_loss(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Any, Optional
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, number
+from ._definition import UNBOUNDED, Arrays, Bounds, Operator, Shape, Trained, Unsupported, choice, flag, number
 
 #: f(xp, x, out) fills ``out`` from x of the same shape, by NumPy or CuPy as xp; ``out`` may be x.
 Unary = Callable[[Any, Any, Any], Any]
@@ -17,19 +17,34 @@ Unary = Callable[[Any, Any, Any], Any]
 #: Constants of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017, equation 14).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-#: The activations that a layer can apply to its output: the types of Activation and, last, relu6.
+#: The types of Activation.
 ACTIVATIONS: dict[str, Unary] = {
     "relu": lambda xp, x, out: xp.maximum(x, np.float32(0), out=out),
     "sigmoid": lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),
     "tanh": lambda xp, x, out: xp.tanh(x, out=out),
     "softrelu": lambda xp, x, out: xp.logaddexp(x, np.float32(0), out=out),
     "softsign": lambda xp, x, out: xp.divide(x, xp.absolute(x) + np.float32(1), out=out),
-    "relu6": lambda xp, x, out: xp.clip(x, np.float32(0), np.float32(6), out=out),
+}
+
+#: The activations in CUDA C++, for a float {0}. A NaN stays a NaN.
+_ACTIVATION_TEXTS = {
+    "relu": "({0} < 0.f ? 0.f : {0})",
+    "sigmoid": "(1.f / (1.f + expf(-{0})))",
+    "tanh": "tanhf({0})",
+    "softrelu": "({0} > 20.f ? {0} : log1pf(expf({0})))",
+    "softsign": "({0} / (1.f + fabsf({0})))",
 }
 
 #: f(xp, *operands, result) returns a partial derivative, by NumPy or CuPy as xp; None means 1.
 Derivative = Optional[Callable[..., Any]]
 
+#: Each operator's result in CUDA C++ for floats {0} and {1}. A NaN stays a NaN.
+_TEXTS = {
+    "negative": "-{0}", "exp": "expf({0})", "log": "logf({0})", "sqrt": "sqrtf({0})", "square": "{0} * {0}",
+    "abs": "fabsf({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})", "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
+    "power": "powf({0}, {1})",
+}  # fmt: skip
 #: NumPy's function of each operator, and its derivative to each operand; where operands are equal, MXNet's choice.
 _FUNCTIONS: dict[str, tuple[str, Sequence[Derivative]]] = {
     "negative": ("negative", [lambda xp, x, y: np.float32(-1)]),
@@ -59,7 +74,7 @@ class Activation(Operator):
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
     inplace = True
-    act_type: str = choice(*list(ACTIVATIONS)[:-1])
+    act_type: str = choice(*ACTIVATIONS)
 
     @property
     def activation(self) -> str:
@@ -67,6 +82,13 @@ class Activation(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         ACTIVATIONS[self.activation](arrays.xp, inputs[0], out)
+
+    def text(self, *operands: str) -> str:
+        return _ACTIVATION_TEXTS[self.activation].format(*operands)
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        low, high = {"sigmoid": (0, 1), "tanh": (-1, 1), "softsign": (-1, 1)}.get(self.activation, (0, inf))
+        return Bounds(low, high, operands[0].gain if self.activation in ("relu", "tanh", "softsign") else inf)
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,24 @@ class LeakyReLU(Operator):
                 xp.multiply(out, np.float32(scale), out=out)
         else:
             out[...] = xp.where(x > 0, x, x * self._slopes(inputs))
+
+    def text(self, *operands: str) -> str:
+        x = operands[0]
+        if self.act_type == "gelu":
+            return f"(0.5f * {x} * (1.f + erff({x} * {_literal(1 / sqrt(2))})))"
+        if self.act_type in ("elu", "selu"):
+            slope, scale = self._elu
+            return f"({_literal(scale)} * ({x} > 0.f ? {x} : {_literal(slope)} * expm1f({x})))"
+        slopes = operands[1] if self.act_type == "prelu" else _literal(self._slopes([]))
+        return f"({x} > 0.f ? {x} : {x} * {slopes})"
+
+    def operand_shapes(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        x, *gamma = shapes
+        return [x, *((*one, *[1] * (len(x) - 2)) if len(x) > 2 else one for one in gamma)]
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        slope = {"gelu": 1, "prelu": inf, "selu": inf, "elu": self.slope}.get(self.act_type) or self._slopes([])
+        return Bounds(-inf, inf, operands[0].gain * max(1, abs(slope)))
 
     @property
     def _elu(self) -> tuple[float, float]:
@@ -149,12 +189,15 @@ class Clip(Operator):
         if self.a_min > self.a_max:  # for which NumPy, MXNet and the kernels have different results
             raise Unsupported(f"a_min: expected at most a_max, {self.a_max}, got {self.a_min}")
 
-    @property
-    def activation(self) -> str | None:
-        return "relu6" if (self.a_min, self.a_max) == (0, 6) else None
-
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         arrays.xp.clip(inputs[0], np.float32(self.a_min), np.float32(self.a_max), out=out)
+
+    def text(self, *operands: str) -> str:
+        (x,), low, high = operands, _literal(self.a_min), _literal(self.a_max)
+        return f"({x} < {low} ? {low} : {x} > {high} ? {high} : {x})"
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        return Bounds(self.a_min, self.a_max, operands[0].gain if self.a_min <= 0 <= self.a_max else inf)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x = given.inputs[0]
@@ -182,6 +225,18 @@ class Function(Operator):
         name, _, operands = self._of(inputs)
         getattr(arrays.xp, name)(*operands, out=out)
 
+    def text(self, *operands: str) -> str:
+        return _TEXTS[self.op.rpartition("_")[2]].format(*operands)
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        name = self.op.rpartition("_")[2]
+        if name in ("negative", "abs"):
+            return Bounds(-inf, inf, operands[0].gain)
+        if name == "mul":
+            a, b = operands
+            return Bounds(-inf, inf, min(a.gain * b.largest, a.largest * b.gain))
+        return UNBOUNDED
+
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         (_, derivatives, operands), xp = self._of(given.inputs), arrays.xp
         found: list[Any] = [None] * len(wanted)
@@ -207,6 +262,23 @@ class WithScalar(Function):
             return name, derivatives[1:], (scalar, x)
         return *_FUNCTIONS[_WITH_SCALAR[key]], (x, scalar)
 
+    def text(self, *operands: str) -> str:
+        key, (x,), scalar = self.op.split("_")[1], operands, _literal(self.scalar)
+        if key in _SCALAR_FIRST:
+            return _TEXTS[_SCALAR_FIRST[key]].format(scalar, x)
+        return _TEXTS[_WITH_SCALAR[key]].format(x, scalar)
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        (x,), scalar = operands, self.scalar
+        name = _WITH_SCALAR.get(self.op.split("_")[1])
+        if name in ("add", "sub"):
+            shift = scalar if name == "add" else -scalar
+            return Bounds(x.low + shift, x.high + shift)
+        if name in ("mul", "div") and 0 < scalar < inf:
+            factor = scalar if name == "mul" else 1 / scalar
+            return Bounds(x.low * factor, x.high * factor, x.gain * factor)
+        return UNBOUNDED
+
 
 class Sum(Operator):
     """The sum of any number of arrays of one shape."""
@@ -220,8 +292,91 @@ class Sum(Operator):
         for more in inputs[1:]:
             arrays.xp.add(out, more, out=out)
 
+    def text(self, *operands: str) -> str:
+        return " + ".join(operands)
+
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         return [gradient] * len(wanted)
+
+
+@dataclass(frozen=True)
+class Pointwise(Operator):
+    """Several elementwise operators in one pass, which fusion makes.
+
+    operands: the number of inputs. steps: each operator and the numbers of its operands; the inputs come first, then
+    the results of the earlier steps. The last result is the output.
+    """
+
+    names = ()
+    inplace = True
+    operands: int = 1
+    steps: tuple[tuple[Operator, tuple[int, ...]], ...] = ()
+
+    def input_names(self, count: int) -> tuple[str, ...]:
+        return ("data",) * count
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        values = list(inputs)
+        for operator, places in self.steps:
+            given = [values[place] for place in places]
+            shape = np.broadcast_shapes(*operator.operand_shapes([one.shape for one in given]))
+            values.append(arrays.xp.empty(shape, np.float32))
+            operator.compute(arrays, given, values[-1])
+        out[...] = values[-1]
+
+    def text(self, *operands: str) -> str:
+        texts = [operator.text(*(f"v{place}" for place in places)) for operator, places in self.steps]
+        values = "".join(f"const float v{len(operands) + n} = {text}; " for n, text in enumerate(texts[:-1]))
+        arguments = ", ".join(f"float v{number}" for number in range(len(operands)))
+        return f"[]({arguments}) {{ {values}return {texts[-1]}; }}({', '.join(operands)})"
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        found = list(operands)
+        for operator, places in self.steps:
+            found.append(operator.bounds(*(found[place] for place in places)))
+        return found[-1]
+
+
+@dataclass(frozen=True)
+class Combination(Operator):
+    """data factor + residual, which fusion makes; the factor or the term may be missing.
+
+    factor: at most one in magnitude, of a shape that broadcasts to data's. residual: of data's shape.
+    """
+
+    names = ()
+    inplace = takes_epilogue = True
+    has_factor: bool = False
+    residual: bool = False
+
+    def used_inputs(self) -> tuple[str, ...]:
+        return ("data", *["factor"] * self.has_factor, *["residual"] * self.residual)
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        product = arrays.xp.multiply(*inputs[:2]) if self.has_factor else inputs[0]
+        out[...] = product + inputs[-1] if self.residual else product
+
+    def text(self, *operands: str) -> str:
+        return f"{' * '.join(operands[: 1 + self.has_factor])}{f' + {operands[-1]}' if self.residual else ''}"
+
+
+def is_elementwise(operator: Operator | None) -> bool:
+    """Return whether fusion may merge an operator with its neighbours: its operands broadcast as MXNet's do."""
+    if isinstance(operator, LeakyReLU):
+        return operator.act_type != "prelu"
+    return isinstance(operator, (Activation, Clip, Function, Pointwise, Sum))
+
+
+def is_unary(operator: Operator | None) -> bool:
+    """Return whether an operator computes each element from one element of its only input."""
+    several = isinstance(operator, Pointwise) and operator.operands > 1
+    several |= isinstance(operator, Sum) or (isinstance(operator, Function) and len(operator.used_inputs()) > 1)
+    return is_elementwise(operator) and not several
+
+
+def _literal(value: Any) -> str:
+    """Return a float32 in CUDA C++."""
+    return f"__int_as_float(0x{np.float32(value).view(np.uint32):08x})"
 
 
 def reduced_to(xp: Any, x: Any, shape: Shape) -> Any:

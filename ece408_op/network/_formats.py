@@ -18,6 +18,7 @@ from ece408_op.kernels.cuda.split_precision import split_form
 from ece408_op.problem import ITEM_BYTES
 
 from ._definition import Operator, Shape
+from ._elementwise import Combination
 from ._layers import FullyConnected
 from ._network import Network, named_inputs, of_graph, read_values
 
@@ -34,7 +35,7 @@ class SplitUse(Enum):
 Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[SplitUse]]
 #: Bytes per image of a split activation's scales.
 SCALE_BYTES = 8
-#: The inputs that may be split. A node computes in float32 if one of its other inputs is not a parameter.
+#: The inputs that may be split. A node computes in float32 if one of its other inputs, but a factor, is no parameter.
 _ACTIVATIONS = ("data", "residual")
 
 
@@ -112,7 +113,8 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
     for value, node in network.operators:
         inputs = [source for name, source in named_inputs(node) if name in _ACTIVATIONS]
         others = {entry.node for entry in node.inputs} - {*inputs}
-        if node.operator.view or not inputs or not others <= {*network.parameters} or {*inputs} & {*network.parameters}:
+        known = others <= {*network.parameters} or isinstance(node.operator, Combination)
+        if node.operator.view or not inputs or not known or {*inputs} & {*network.parameters}:
             continue
         sources = {each: _before_views(network, shapes, node, each) for each in inputs}
         form = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])

@@ -5,27 +5,30 @@ Each rewrite merges or exchanges a node and a node that feeds it, if nothing els
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
-from ._definition import SHAPE
-from ._elementwise import Activation, Clip
+from ._definition import ONE, SHAPE, UNBOUNDED, Operator
+from ._elementwise import Activation, Clip, Combination, Function, Pointwise, is_elementwise, is_unary
 from ._layers import BatchNorm, Convolution, Pooling
+from ._passes import MOST_OPERANDS
 from ._shaping import Identity
 
 
 def fused(graph: Graph) -> Graph:
-    """Return the graph with BatchNorms, additions and activations fused into the nodes before them.
+    """Return the graph with BatchNorms, additions and elementwise operators fused into the nodes before them.
 
     All nodes have operators. First, an activation that feeds a max-pooling moves behind the pooling: a monotonic
     function of a maximum is the maximum of the function's values, and behind a 2 x 2 pooling it is computed for a
-    quarter as many elements. Then each node is merged into a node that feeds it, if that node's operator can compute
-    both.
+    quarter as many elements. Elementwise operators that compute a function of one value, such as x sigmoid(x), become
+    one. Then each node is merged into a node that feeds it, if that node's operator can compute both. Last, elementwise
+    operators of several values become one as well.
     """
-    nodes = _activations_behind_maxima(graph)
-    uses, dropped = graph.uses(), set()
+    graph = _pointwise(Graph(_activations_behind_maxima(graph), graph.heads, graph.attrs), 1)
+    nodes, uses, dropped = list(graph.nodes), graph.uses(), set()
     for index, node in enumerate(nodes):
         # An addition is merged into the later one of its two terms, because the earlier one is computed by then.
         feeding = sorted({entry.node for entry in node.inputs}, reverse=True) if node.operator else []
@@ -35,7 +38,80 @@ def fused(graph: Graph) -> Graph:
                 nodes[index] = joined
                 dropped.add(before)
                 break
+        else:
+            nodes[index] = _combination(nodes, node) or node
+    return _pointwise(Graph(nodes, graph.heads, graph.attrs).without(dropped), MOST_OPERANDS)
+
+
+def _pointwise(graph: Graph, most: int) -> Graph:
+    """Return the graph with elementwise operators merged where the result reads at most ``most`` values."""
+    nodes, uses, dropped = list(graph.nodes), graph.uses(), set[int]()
+    for index, node in enumerate(nodes):
+        if not is_elementwise(node.operator):
+            continue
+        inputs = list(dict.fromkeys(node.inputs))
+        steps = [(node.operator, tuple(map(inputs.index, node.inputs)))]
+        found, merged = None, set[int]()
+        while True:
+            # The last value is merged first, so that all its readers are in ``steps`` by then.
+            places = [place for place, entry in enumerate(inputs) if _mergeable(nodes, entry, steps, place, uses, most)]
+            if not places:
+                break
+            last = max(places, key=lambda place: inputs[place].node)
+            merged.add(inputs[last].node)
+            inputs, steps = _with_steps_of(nodes[inputs[last].node], inputs, steps, last)
+            if len(inputs) <= most:
+                found = Pointwise("pointwise", len(inputs), tuple(steps)), list(inputs), set(merged)
+        if found:
+            operator, entries, removed = found
+            nodes[index] = replace(node, operator=operator, inputs=entries)
+            dropped |= removed
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
+
+
+#: Elementwise operators and the numbers of their operands, as in Pointwise.
+_Steps = list[tuple[Operator, tuple[int, ...]]]
+
+
+def _mergeable(nodes: list[Node], entry: Entry, steps: _Steps, place: int, uses: Counter[int], most: int) -> bool:
+    """Return whether the operator of an input is elementwise, of the steps' shape, and read by nothing but steps."""
+    readers = [operator for operator, places in steps for one in places if one == place]
+    # What broadcasts may read a smaller array. Functions of one value have its shape.
+    same = most == 1 or not any(operator.op.startswith("broadcast_") for operator in readers)
+    return is_elementwise(nodes[entry.node].operator) and same and uses[entry.node] == len(readers)
+
+
+def _with_steps_of(node: Node, inputs: list[Entry], steps: _Steps, place: int) -> tuple[list[Entry], _Steps]:
+    """Return inputs and steps in which a node's own steps compute the input with number ``place``."""
+    operator = node.operator
+    own = operator.steps if isinstance(operator, Pointwise) else ((operator, tuple(range(len(node.inputs)))),)
+    new = list(dict.fromkeys([*(one for one in inputs if one != inputs[place]), *node.inputs]))
+    # The numbers of the node's values, and then those of the other inputs and steps.
+    of_node = [new.index(one) for one in node.inputs] + [len(new) + number for number in range(len(own))]
+    numbers = [of_node[-1] if one == inputs[place] else new.index(one) for one in inputs]
+    numbers += [len(new) + len(own) + number for number in range(len(steps))]
+    moved = [(one, tuple(of_node[n] for n in places)) for one, places in own]
+    return new, moved + [(one, tuple(numbers[n] for n in places)) for one, places in steps]
+
+
+def _combination(nodes: list[Node], node: Node) -> Node | None:
+    """Return a sum, or a product with values of at most one, as a Combination; None for another node."""
+    op = node.operator.op if isinstance(node.operator, Function) else ""
+    if op == "elemwise_add":
+        return replace(node, operator=Combination("combination", residual=True))
+    if op in ("elemwise_mul", "broadcast_mul"):
+        for data, factor in (node.inputs, node.inputs[::-1]):
+            if _at_most_one(nodes, factor.node):
+                return replace(node, operator=Combination("combination", has_factor=True), inputs=[data, factor])
+    return None
+
+
+def _at_most_one(nodes: list[Node], value: int) -> bool:
+    node = nodes[value]
+    while node.operator and node.operator.view:
+        node = nodes[node.inputs[0].node]
+    last = node.epilogue or node.operator
+    return bool(last) and last.bounds(*[UNBOUNDED] * (1 if node.epilogue else len(node.inputs))).largest <= ONE
 
 
 def fused_for_training(graph: Graph) -> Graph:
@@ -57,11 +133,11 @@ def fused_for_training(graph: Graph) -> Graph:
             nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
         if isinstance(own, Pooling) and own.is_maximum and isinstance(one, Activation):
             nodes[before] = replace(nodes[before], operator=Identity("_copy"))
-            nodes[index] = replace(node, epilogue=one.activation)
+            nodes[index] = replace(node, epilogue=one)
         if not isinstance(own, Activation) or own.activation != "relu":
             continue
         if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
-            nodes[before] = replace(nodes[before], epilogue="relu")
+            nodes[before] = replace(nodes[before], epilogue=own)
             nodes[index] = replace(node, operator=Identity("_copy"))
     return Graph(nodes, graph.heads, graph.attrs)
 
@@ -83,13 +159,15 @@ def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
     feeding, others = nodes[before], [entry for entry in node.inputs if entry.node != before]
     if feeding.epilogue is not None or len(others) != len(node.inputs) - 1:
         return None
-    if node.operator.activation and feeding.operator.takes_epilogue:
-        return replace(feeding, epilogue=node.operator.activation)
+    if is_unary(node.operator) and feeding.operator.takes_epilogue:
+        return replace(feeding, epilogue=node.operator)
     convolution, own = feeding.operator, node.operator
-    if not isinstance(convolution, Convolution) or convolution.residual:
+    if not isinstance(convolution, (Convolution, Combination)) or convolution.residual:
         return None
     if own.op == "elemwise_add":
         operator = replace(convolution, residual=True)
+    elif isinstance(convolution, Combination):
+        return None
     else:
         constant = all(SHAPE in nodes[each.node].attrs for each in [*feeding.inputs[1:], *others])
         foldable = isinstance(own, BatchNorm) and own.axis == 1 and node.inputs[0].node == before

@@ -78,6 +78,8 @@ class Chooser:
         if length is not None:
             options = operator.temperature, operator.logarithm
             return ProgramComputation(_passes.softmax(prod(output) // length, length, *options))
+        if operator.text(*(f"v{number}" for number in range(len(inputs)))) and len(inputs) <= _passes.MOST_OPERANDS:
+            return ProgramComputation(_passes.elementwise(operator, inputs, output, node.epilogue))
         return ArrayComputation(self.arrays, node)
 
     def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel:

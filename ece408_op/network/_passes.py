@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
-from ._definition import Shape
+from ._definition import Operator, Shape
 from ._layers import Pooling
 
 _FOLDER = Path(__file__).parent
@@ -21,15 +21,6 @@ _THREADS = 256
 #: The most blocks; each thread computes further elements in a grid-stride loop.
 _BLOCKS = 1 << 20
 
-#: The activations in CUDA C++, for a float v. A NaN stays a NaN.
-ACTIVATIONS = {
-    "relu": "((v) < 0.f ? 0.f : (v))",
-    "relu6": "((v) < 0.f ? 0.f : (v) > 6.f ? 6.f : (v))",
-    "sigmoid": "(1.f / (1.f + expf(-(v))))",
-    "tanh": "tanhf(v)",
-    "softrelu": "((v) > 20.f ? (v) : log1pf(expf(v)))",
-    "softsign": "((v) / (1.f + fabsf(v)))",
-}
 #: The activations' derivatives, computed from the activation's output y.
 DERIVATIVES = {
     "relu": "((y) > 0.f ? 1.f : 0.f)",
@@ -38,6 +29,8 @@ DERIVATIVES = {
     "softrelu": "(-expm1f(-(y)))",
     "softsign": "((1.f - fabsf(y)) * (1.f - fabsf(y)))",
 }
+#: The most arrays of an elementwise operator.
+MOST_OPERANDS = 4
 #: The limit of the windows over a patch, and of a patch's elements, which one thread of a pooling's gradient computes.
 _PATCH_LIMIT = 16
 #: The names of a pooling's sizes in pooling.cu.
@@ -77,9 +70,9 @@ def launch(entry: str, arrays: Mapping[str, Any], numbers: tuple[Any, ...], *siz
     cuda.execute(program("training.cu", entry, (*arrays, *numbers), *sizes, **options), 1, arrays, None)
 
 
-def expression(activation: str | None) -> str | None:
-    """Return an activation in CUDA C++, or None for none."""
-    return ACTIVATIONS[activation] if activation else None
+def expression(activation: Operator | None) -> str | None:
+    """Return an elementwise operator of one array in CUDA C++, for a float v; None for none."""
+    return f"({activation.text('(v)')})" if activation else None
 
 
 def argmax_type(fitted: Pooling) -> Any:
@@ -88,7 +81,7 @@ def argmax_type(fitted: Pooling) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_argmax: bool = False) -> cuda.Program:
+def pool(operator: Pooling, x: Shape, y: Shape, activation: Operator | None, save_argmax: bool = False) -> cuda.Program:
     """Return the program of the pooling of x (B, C, H, W) into y; arrays x, y and with ``save_argmax`` argmax."""
     arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
     defines = _pool_defines(operator, x, y, activation)
@@ -96,7 +89,7 @@ def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None, save_arg
 
 
 @lru_cache(maxsize=1024)
-def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> cuda.Program:
+def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: Operator | None) -> cuda.Program:
     """Return the program of the gradient of a pooling; arrays argmax, y, dy and out."""
     defines = _pool_defines(operator, x, y, activation)
     count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
@@ -104,7 +97,7 @@ def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: str | None)
     return program("pooling.cu", "pool_gradient", arguments, count, SAVE_ARGMAX=0, **defines)
 
 
-def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> dict[str, int | str]:
+def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: Operator | None) -> dict[str, int | str]:
     fitted = operator.fitted(x)
     covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
     small = max(prod(covering), prod(fitted.stride)) <= _PATCH_LIMIT
@@ -119,7 +112,7 @@ def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: str | None)
         "COUNT_PAD": int(operator.count_include_pad),
         "ARGMAX_TYPE": "unsigned char" if argmax_type(fitted) is np.uint8 else "int",
         "ACTIVATION(v)": expression(activation) or "(v)",
-        "DERIVATIVE(y)": DERIVATIVES.get(activation or "", "1.f"),
+        "DERIVATIVE(y)": DERIVATIVES.get(getattr(activation, "activation", ""), "1.f"),
         "PATCHED": int(patched),
     }
 
@@ -128,7 +121,7 @@ def affine(
     channels: int,
     inner: int,
     elements: int,
-    activation: str | None,
+    activation: Operator | None,
     scaled: bool = False,
     shifted: bool = True,
     residual: bool = False,
@@ -146,6 +139,37 @@ def affine(
     # The kernel loads four elements at a time under the same condition.
     vector = 4 if inner % 4 == 0 else 1
     return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, vector, **defines)
+
+
+def elementwise(operator: Operator, shapes: Sequence[Shape], y: Shape, activation: Operator | None) -> cuda.Program:
+    """Return the program of an elementwise operator of at most MOST_OPERANDS arrays; arrays x, x1, ..., y."""
+    names = [f"x{number or ''}" for number in range(len(shapes))]
+    text = operator.text(*(f"v{number}" for number in range(len(shapes))))
+    at = [_index(shape, y) for shape in operator.operand_shapes(shapes)]
+    loads = "".join(f"const float v{number} = {names[number]}[{index}]; " for number, index in enumerate(at))
+    defines = {"ELEMENT": f"{loads}const float v = {text};", "ACTIVATION(v)": expression(activation) or "(v)"}
+    # x takes the place of an array that the operator does not read.
+    arguments = (*names, *["x"] * (MOST_OPERANDS - len(names)), "y", np.int64(prod(y)))
+    return program("passes.cu", "elementwise", arguments, prod(y), **defines)
+
+
+def _index(shape: Shape, y: Shape) -> str:
+    """Return the index, in an array that broadcasts to y, of the element for the i-th element of y."""
+    lengths = (1,) * (len(y) - len(shape)) + tuple(shape)
+    if lengths == tuple(y):
+        return "i"
+    terms, stride, inner, axis = [], 1, 1, len(y)
+    while axis:
+        # Neighbouring axes along which the array is repeated, or is not, are one axis.
+        repeated, length = lengths[axis - 1] != y[axis - 1], 1
+        while axis and (y[axis - 1] == 1 or (lengths[axis - 1] != y[axis - 1]) == repeated):
+            axis -= 1
+            length *= y[axis]
+        if not repeated:
+            terms.append(f"i / {inner}u % {length}u * {stride}u")
+            stride *= length
+        inner *= length
+    return " + ".join(terms) or "0"
 
 
 def border(pad: tuple[int, int], x: Shape) -> cuda.Program:

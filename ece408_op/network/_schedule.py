@@ -19,7 +19,6 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import ceil_div, round_up
 
 from ._definition import Arrays, Shape
-from ._elementwise import ACTIVATIONS
 from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_formats
 from ._network import Network, read_values
 
@@ -54,16 +53,16 @@ class Computation:
 class ArrayComputation(Computation):
     """A node computed by its operator's ``compute`` with an array library, and then its epilogue."""
 
-    repeatable = False
-
     def __init__(self, arrays: Arrays, node: Node) -> None:
         self._arrays, self._node = arrays, node
+        # Other operators allocate memory for what they compute in between.
+        self.repeatable = node.operator.moves and not node.epilogue
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         def call() -> None:
             self._node.operator.compute(self._arrays, inputs, out)
             if self._node.epilogue:
-                ACTIVATIONS[self._node.epilogue](self._arrays.xp, out, out)
+                self._node.epilogue.compute(self._arrays, [out], out)
 
         return call
 

@@ -95,6 +95,7 @@ class Transpose(Operator):
     """transpose: the axes in another order, by default reversed. SwapAxis: two axes exchanged."""
 
     names = ("transpose", "SwapAxis")
+    moves = True
     axes: tuple[int, ...] = sizes()
     dim1: int = integer(0)
     dim2: int = integer(0)
@@ -121,7 +122,7 @@ class Concat(Operator):
     """Arrays joined along an axis."""
 
     names = ("Concat",)
-    variadic = True
+    variadic = moves = True
     dim: int = integer(1)
 
     def _parts(self, whole: Any, inputs: Sequence[Any]) -> Iterator[Any]:
@@ -148,6 +149,7 @@ class Slice(Operator):
     """
 
     names = ("slice_axis", "SliceChannel")
+    moves = True
     axis: int = integer(1)
     begin: int = integer(0)
     end: int | None = integer(None)
@@ -180,12 +182,15 @@ class UpSampling(Operator):
     """Nearest-neighbour upsampling: each pixel is repeated ``scale`` times in rows and in columns."""
 
     names = ("UpSampling",)
+    moves = True
     accepted = ("num_filter", "multi_input_mode")
     scale: int = integer()
     sample_type: str = choice("nearest")
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        out[...] = inputs[0].repeat(self.scale, axis=2).repeat(self.scale, axis=3)
+        *planes, rows, columns = inputs[0].shape
+        repeated = out.reshape(*planes, rows, self.scale, columns, self.scale)
+        repeated[...] = inputs[0][:, :, :, None, :, None]
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x = given.inputs[0].shape

@@ -20,7 +20,8 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
-from ._definition import Operator, Shape
+from ._definition import INPUT, ONE, Operator, Shape
+from ._elementwise import Combination, is_unary
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling, Weighted
 from ._passes import expression
@@ -31,8 +32,6 @@ from ._shaping import Concat
 _KERNEL: CudaKernel = wide.FP16X3[1]
 #: The fewest filters and channels per group, and the smallest reduction length, that pay for splitting the input.
 _FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64
-#: Activations f with f(0) = 0 and |f(v)| <= |v|: padded channels stay zero, and the output limits stay valid.
-_EPILOGUES = (None, "relu", "relu6", "tanh", "softsign")
 
 
 def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
@@ -40,7 +39,9 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
-    if (operator.activation or node.epilogue) not in _EPILOGUES or len(output) not in (2, 4) or len(x) not in (2, 4):
+    following = operator if is_unary(operator) else node.epilogue
+    # Padded channels have to stay zero, and the output limits valid.
+    if (following and not following.bounds(INPUT).gain <= ONE) or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
     if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
@@ -64,7 +65,10 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     if isinstance(operator, Concat):
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
         return SplitUse.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
-    return SplitUse.BETWEEN if isinstance(operator, Pooling) or operator.activation else None
+    if isinstance(operator, Combination):
+        fits = x == output and (not operator.has_factor or (*inputs[1], 1, 1)[:4] == (*x[:2], 1, 1))
+        return SplitUse.BETWEEN if fits and (not operator.residual or inputs[-1] == x) else None
+    return SplitUse.BETWEEN if isinstance(operator, Pooling) or is_unary(operator) else None
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:
@@ -107,12 +111,26 @@ def choose(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first
         return ProgramComputation(split_form.split_activations(x, chip), named)
     if isinstance(operator, Concat):
         return ProgramComputation(split_passes.concat(list(inputs), following))
+    if isinstance(operator, Combination):
+        return ProgramComputation(split_passes.combine(x, operator.has_factor, operator.residual, following), _combined)
     if isinstance(operator, Pooling):
         fitted = operator.fitted(x)
         windows = fitted.kernel, fitted.stride, fitted.pad
         counted = fitted.count_include_pad
         return ProgramComputation(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
     return _Depthwise(node, x, image_shape(output))
+
+
+def _combined(inputs: Sequence[Any], out: SplitArray) -> dict[str, Any]:
+    """Return the arrays of split_passes.combine; x takes the place of a missing factor or residual."""
+    factors = [one for one in inputs[1:] if not isinstance(one, SplitArray)]
+    x, y = arrays_of([inputs[0]], out), inputs[-1] if isinstance(inputs[-1], SplitArray) else inputs[0]
+    return {
+        **x,
+        "factor": factors[0] if factors else inputs[0].values,
+        "residual": y.values,
+        "residual_scales": y.scales,
+    }
 
 
 class _SplitLayer(Timed):
@@ -140,7 +158,7 @@ class _Depthwise(_SplitLayer):
         windows = (1, 1), (1, 1), (0, 0)
         if isinstance(operator, Convolution):
             windows = operator.kernel, operator.stride, operator.pad
-        following = expression(operator.activation or node.epilogue)
+        following = expression(operator if is_unary(operator) else node.epilogue)
         super().__init__(node, split_passes.depthwise(x, output, *windows, following), x[0])
         self._channels = x[1]
 

@@ -19,7 +19,7 @@ from ece408_op.runtime.launch import ceil_div
 
 from ._blas import GpuArrays
 from ._data_parallel import Rank
-from ._definition import Trained
+from ._definition import Operator, Trained
 from ._elementwise import Activation, Function
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
@@ -53,7 +53,7 @@ class GpuOperators(GpuArrays):
         if isinstance(operator, Pooling):
             return self.pool(operator, node.epilogue, inputs[0], out)
         if isinstance(operator, BatchNorm) and not operator.use_global_stats:
-            return self.batch_norm(operator, node.epilogue == "relu", inputs, out)
+            return self.batch_norm(operator, bool(node.epilogue), inputs, out)
         if isinstance(operator, Function) and node.epilogue:
             return self.sum_relu(inputs, out)
         return operator.train(self, inputs, out, seed)
@@ -79,12 +79,11 @@ class GpuOperators(GpuArrays):
         if isinstance(operator, Pooling):
             return [self.pool_gradient(operator, node.epilogue, given, gradient)]
         if isinstance(operator, BatchNorm):
-            relu = node.epilogue == "relu"
-            return self.batch_norm_gradients(operator, relu, given, gradient, wanted[0])
+            return self.batch_norm_gradients(operator, bool(node.epilogue), given, gradient, wanted[0])
         if isinstance(operator, Convolution):
             return self._convolution_gradients(node, given, gradient, wanted)
         if node.epilogue:
-            gradient = self.activation_gradient(node.epilogue, gradient, given.out)
+            gradient = self.activation_gradient(node.epilogue.activation, gradient, given.out)
         return operator.gradients(self, given, gradient, wanted)
 
     def _convolution_gradients(
@@ -155,7 +154,7 @@ class GpuOperators(GpuArrays):
     def sum_relu(self, inputs: Sequence[Any], out: Any) -> None:
         """Fill out with the relu of the sum of two arrays."""
         inner = self.vector(out.size, *inputs, out)
-        one = affine(1, inner, out.size, "relu", shifted=False, residual=True)
+        one = affine(1, inner, out.size, Activation("relu"), shifted=False, residual=True)
         cuda.execute(one, 1, {"x": inputs[0], "residual": inputs[1], "y": out}, None)
 
     def batch_norm(self, norm: BatchNorm, relu: bool, inputs: Sequence[Any], out: Any) -> Any:
@@ -220,7 +219,7 @@ class GpuOperators(GpuArrays):
         launch("activation_gradient", arrays, numbers, out.size, vector, **defines)
         return out
 
-    def pool(self, operator: Pooling, activation: str | None, x: Any, out: Any) -> Any:
+    def pool(self, operator: Pooling, activation: Operator | None, x: Any, out: Any) -> Any:
         """Fill ``out`` from x (B, C, H, W) and activate it; return the maxima's indices in the windows, else None."""
         arrays, is_maximum = {"x": x, "y": out}, operator.is_maximum
         if is_maximum:
@@ -228,7 +227,7 @@ class GpuOperators(GpuArrays):
         cuda.execute(pool(operator, x.shape, out.shape, activation, save_argmax=is_maximum), 1, arrays, None)
         return arrays.get("argmax")
 
-    def pool_gradient(self, operator: Pooling, activation: str | None, given: Trained, gradient: Any) -> Any:
+    def pool_gradient(self, operator: Pooling, activation: Operator | None, given: Trained, gradient: Any) -> Any:
         """Return the gradient to x (B, C, H, W)."""
         x, y = given.inputs[0], given.out
         out = self.xp.empty(x.shape, np.float32)

@@ -1,4 +1,4 @@
-// Passes over memory: a scale and a shift per channel, a border of zeros, softmax.
+// Passes over memory: a scale and a shift per channel, elementwise operators, a border of zeros, softmax.
 //
 // A thread computes one output element, or four with affine's float4 loads, and neighbouring threads access
 // neighbouring addresses; for softmax a warp computes one row. Memory bandwidth limits all kernels (below one FLOP per
@@ -8,6 +8,7 @@
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
 //     affine   CHANNELS; INNER: elements per channel of one image; SHIFTED: add a shift; SCALED (only with SHIFTED):
 //              multiply by a scale first; RESIDUAL: add an array
+//     ELEMENT  loads the elements of the arrays x to x3 for the i-th element of y, and computes that as a float v
 //     border   H W PAD_ROWS PAD_COLUMNS
 //     softmax  N: elements per row; LOGARITHM: compute the logarithm of the softmax
 
@@ -45,6 +46,17 @@ extern "C" __global__ void affine(const float *x, const float *__restrict__ scal
         y[i] = affine_of(x[i], a, b, RESIDUAL ? residual[i] : 0.f);
     }
 #endif
+}
+#endif
+
+#ifdef ELEMENT
+// y may be x where x has as many elements.
+extern "C" __global__ void elementwise(const float *x, const float *x1, const float *x2, const float *x3, float *y,
+                                       long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        ELEMENT
+        y[i] = ACTIVATION(v);
+    }
 }
 #endif
 

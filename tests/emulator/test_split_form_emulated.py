@@ -186,6 +186,8 @@ def test_images_are_split_and_joined(programs):
         ("avg", (3, 2), (2, 1), (1, 0), True, (4, 8)),
         ("avg", (3, 3), (1, 1), (1, 1), False, (7, 9)),
         ("sum", (7, 9), (1, 1), (0, 0), False, (1, 1)),
+        ("avg", (7, 9), (7, 9), (0, 0), False, (1, 1)),
+        ("max", (7, 9), (7, 9), (0, 0), False, (1, 1)),
     ],
 )
 def test_pooling(kind, window, stride, pad, count_pad, y, programs):
@@ -220,6 +222,29 @@ def test_depthwise_convolution(kernel, stride, pad, activation, programs):
     got, _ = run(program, {**split(x), "w": by_tap, "bias": bias, "limits": limits}, problem.y_shape, programs)
     exact = np.clip(reference.convolve(x, w, problem) + bias[:20, None, None], 0, 6 if activation == RELU6 else None)
     assert np.abs(got - exact).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
+
+
+@pytest.mark.parametrize(("has_factor", "added"), [(True, False), (False, True), (True, True)])
+def test_a_factor_and_a_sum(has_factor, added, programs):
+    x, other = images(2, 20, 5, 3), images(2, 20, 5, 3) * np.float32(100)
+    factor = np.random.RandomState(5).uniform(-1, 1, (2, 20)).astype("f")
+    residual = dict(zip(("residual", "residual_scales"), split(other, exponent=-3).values()))
+    program = split_passes.combine(x.shape, has_factor, added, RELU)
+    got, scales = run(program, {**split(x), "factor": factor, **residual}, x.shape, programs)
+    terms = x * (factor[:, :, None, None] if has_factor else 1), other if added else np.zeros_like(other)
+    exact, magnitude = np.maximum(sum(terms), 0), sum(map(np.abs, terms))
+    assert (np.abs(got - exact) <= 4 * STORED * magnitude + 2.0**-40 * magnitude.max()).all()
+    assert (scales[:, 1].view("f") >= np.abs(got).reshape(2, -1).max(axis=1)).all()
+
+
+def test_a_factor_or_a_sum_with_nan(programs):
+    x, plain = images(2, 8, 5, 6, special=True), images(2, 8, 5, 6)
+    for first, second in ((x, plain), (plain, x)):
+        arrays = {**split(first), "factor": np.ones((2, 8), "f")}
+        arrays |= dict(zip(("residual", "residual_scales"), split(second).values()))
+        got, scales = run(split_passes.combine(x.shape, True, True), arrays, x.shape, programs)
+        assert (np.isnan(got) == np.isnan(first + second)).all()
+        assert scales[1, 1] >= 0x7F800000 > scales[0, 1]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -12,7 +12,16 @@ from ece408_op.graph.symbol_graph import Node
 from ece408_op.network import _passes as network_passes
 from ece408_op.network import _training_gpu as passes
 from ece408_op.network._definition import Trained
-from ece408_op.network._elementwise import Activation
+from ece408_op.network._elementwise import (
+    Activation,
+    Clip,
+    Combination,
+    Function,
+    LeakyReLU,
+    Pointwise,
+    Sum,
+    WithScalar,
+)
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
@@ -71,7 +80,7 @@ EMULATED = EmulatedOperators(SimpleNamespace(device=0))
 def test_batch_norm(shape, axis, fixed, relu, emulated):
     """All launches of both passes, with the arrays that they get on a GPU."""
     norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis)
-    node = Node("BatchNorm", "norm", operator=norm, epilogue="relu" if relu else None)
+    node = Node("BatchNorm", "norm", operator=norm, epilogue=Activation("relu") if relu else None)
     x, dy, *vectors, variance = random(shape, shape, *[(shape[axis],)] * 4)
     inputs, (right, out) = (x, *vectors, np.abs(variance)), np.full((2, *shape), np.nan, "f")
     kept = numpy_operators.train(node, inputs, right)
@@ -196,9 +205,9 @@ POOLINGS = [
     (Pooling("Pooling", pool_type="avg", global_pool=True), (2, 3, 7, 7), None),
     (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 4, 5), None),
     (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 17, 16), None),
-    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 10), "tanh"),
-    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9), "relu"),
-    (Pooling("Pooling", (5, 5), "max", (1, 1), (2, 2)), (2, 2, 7, 8), "sigmoid"),
+    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 10), Activation("tanh")),
+    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9), Activation("relu")),
+    (Pooling("Pooling", (5, 5), "max", (1, 1), (2, 2)), (2, 2, 7, 8), Activation("sigmoid")),
 ]
 
 
@@ -206,6 +215,45 @@ def outputs(operator, shape):
     fitted, full = operator.fitted(shape), operator.pooling_convention == "full"
     spans = (n + 2 * pad - size for n, pad, size in zip(shape[2:], fitted.pad, fitted.kernel))
     return (*shape[:2], *(1 + (-(-span // s) if full else span // s) for span, s in zip(spans, fitted.stride)))
+
+
+def test_elementwise_operators_broadcast(programs):
+    sigmoid, minus = Activation("sigmoid"), Function("broadcast_sub")
+    cases = [
+        (Function(name), shapes)
+        for name, shapes in (
+            *[("exp", [(7,)]), ("square", [(3, 5)]), ("elemwise_div", [(3, 5), (3, 5)])],
+            *[("broadcast_add", [(2, 3, 4, 5), (1, 3, 1, 5)]), ("broadcast_maximum", [(2, 3, 1, 5), (2, 1, 4, 1)])],
+            *[("broadcast_minimum", [(1, 1), (6, 1)]), ("broadcast_sub", [(4, 1, 3), (1, 1, 1)])],
+        )
+    ]
+    cases += [
+        (WithScalar("_rminus_scalar", 3.0), [(4, 5)]),
+        (WithScalar("_power_scalar", 2.0), [(4, 5)]),
+        (Clip("clip", -0.5, 0.25), [(40, 50)]),
+        (Sum("add_n"), [(4, 5)] * 3),
+        *((LeakyReLU("LeakyReLU", kind), [(4, 5)]) for kind in ("leaky", "elu", "selu", "gelu", "rrelu")),
+        *((LeakyReLU("LeakyReLU", "prelu"), [shape, (3,)]) for shape in ((2, 3), (2, 3, 5), (2, 3, 5, 4))),
+        *((Activation("Activation", kind), [(9, 11)]) for kind in ("relu", "tanh", "softrelu", "softsign")),
+        (Pointwise("", 2, ((minus, (0, 1)), (sigmoid, (2,)), (minus, (1, 3)))), [(2, 3, 4), (3, 1)]),
+        (Combination("", has_factor=True), [(2, 3, 4, 5), (2, 3, 1, 1)]),
+        (Combination("", has_factor=True, residual=True), [(2, 3, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5)]),
+    ]
+    runs, compared = [], []
+    for number, (operator, shapes) in enumerate(cases):
+        arrays = random(*shapes)
+        arrays[0].flat[-1] = np.nan
+        out = np.broadcast_shapes(*operator.operand_shapes(shapes))
+        exact, got = np.empty(out, "f"), np.full(out, np.nan, "f")
+        following = Activation("tanh") if number % 2 else None
+        with np.errstate(invalid="ignore"):
+            numpy_operators.compute(operator, arrays, exact, following)
+        named = {f"x{place or ''}": one for place, one in enumerate(arrays)}
+        runs.append((network_passes.elementwise(operator, shapes, out, following), {**named, "y": got}))
+        compared.append((operator, got, exact))
+    run(programs, *runs)
+    for operator, got, exact in compared:
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-6, err_msg=str(operator))
 
 
 def test_pooling_and_its_gradient(programs):

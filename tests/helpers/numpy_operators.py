@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ece408_op.core import reference
 from ece408_op.network._definition import Arrays, Operator
-from ece408_op.network._elementwise import ACTIVATIONS, Activation
+from ece408_op.network._elementwise import Activation
 from ece408_op.network._formats import Conversion
 from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, Pooling, channels_second
 
@@ -41,7 +41,7 @@ def compute(operator, inputs, out, epilogue=None):
     """Fill the output as at inference."""
     _compute(operator, inputs, out)
     if epilogue:
-        ACTIVATIONS[epilogue](np, out, out)
+        epilogue.compute(NumpyArrays(), [out], out)
 
 
 def train(node, inputs, out, seed=0):
@@ -62,7 +62,7 @@ def train(node, inputs, out, seed=0):
 def gradients(node, given, gradient, wanted):
     """Return the gradients to the inputs."""
     if node.epilogue:
-        gradient = gradient * DERIVATIVES[node.epilogue](given.out)
+        gradient = gradient * DERIVATIVES[node.epilogue.activation](given.out)
     return _gradients(node.operator, given, gradient, wanted)
 
 

@@ -15,6 +15,7 @@ from network_fake import Array
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.network import _gpu_update, _passes, _training_gpu
 from ece408_op.network._definition import Trained
+from ece408_op.network._elementwise import Activation, Combination, Function, LeakyReLU, Pointwise
 from ece408_op.network._gpu_update import Rule, Update
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes as _operator_passes
@@ -22,14 +23,19 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 pytestmark = nvrtc.needs_nvrtc
+TANH, SIGMOID, TIMES = Activation("tanh"), Activation("sigmoid"), Function("elemwise_mul")
+SWISH = Pointwise("", 1, ((SIGMOID, (0,)), (TIMES, (0, 1))))
 COURSE = Pooling("Pooling", kernel=(2, 2), stride=(2, 2))
 OTHER = Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False)
 PASSES = [
-    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
+    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), TANH),
     _passes.pool(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
-    _passes.affine(50, 144, 10 * 50 * 144, "relu", scaled=True),
-    _passes.affine(50, 1, 1 << 32, "softrelu", shifted=False, residual=True),
-    _passes.affine(5, 3, 150, "sigmoid"),
+    _passes.affine(50, 144, 10 * 50 * 144, Activation("relu"), scaled=True),
+    _passes.affine(50, 1, 1 << 32, Activation("softrelu"), shifted=False, residual=True),
+    _passes.affine(5, 3, 150, Activation("sigmoid")),
+    _passes.elementwise(SWISH, [(1 << 16, 1 << 16)], (1 << 16, 1 << 16), None),
+    _passes.elementwise(Combination("", True, True), [(4, 5, 6, 7), (4, 5, 1, 1), (4, 5, 6, 7)], (4, 5, 6, 7), TANH),
+    _passes.elementwise(LeakyReLU("", "prelu"), [(4, 5, 6, 7), (5,)], (4, 5, 6, 7), None),
     _passes.border((1, 2), (2, 3, 4, 5)),
     _passes.softmax(100, 10, 1.0, False),
     _passes.softmax(100, 1000, 2.0, True),
@@ -74,8 +80,8 @@ def launched_in_training():
 
 TRAINING = [
     *launched_in_training(),
-    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh", save_argmax=True),
-    _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), "tanh"),
+    _passes.pool(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), TANH, save_argmax=True),
+    _passes.pool_gradient(COURSE, (10, 50, 24, 24), (10, 50, 12, 12), TANH),
     _passes.pool_gradient(OTHER, (10, 5, 25, 24), (10, 5, 13, 25), None),
 ]
 

@@ -6,6 +6,7 @@ from network_case import mx, mxnets, ours, text_of, values
 
 import ece408_op
 from ece408_op.network import _formats, _split_layers
+from ece408_op.network._elementwise import Combination
 from ece408_op.network._network import parse
 
 S = mx.sym
@@ -20,15 +21,20 @@ def relu(x, name):
     return S.Activation(x, act_type="relu", name=name)
 
 
-def formats(symbol, shape):
-    """Return the operators that compute split activations, and the conversions, by name in order."""
+def formats_of(symbol, shape):
+    """Return what with_formats returns."""
     args, aux = values(symbol, {"data": shape})
     node, _, _ = ece408_op.gpu_network(
         symbol, {n: mx.nd.array(a) for n, a in args.items() if n != "data"}, {n: mx.nd.array(a) for n, a in aux.items()}
     )
     network = parse(text_of(node)).fused()
     shapes = network.infer({"data": shape})
-    found, _, split = _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(H200, *each))
+    return _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(H200, *each))
+
+
+def formats(symbol, shape):
+    """Return the operators that compute split activations, and the conversions, by name in order."""
+    found, _, split = formats_of(symbol, shape)
     nodes = [node for number, node in found.operators if number in split]
     return [node.name for node in nodes], [node.name for _, node in found.operators if node.op in ("split", "join")]
 
@@ -47,7 +53,18 @@ def network_of(middle):
         (lambda x: wide(x, "middle", num_group=32), True),
         (lambda x: S.clip(S.Pooling(x, kernel=(2, 2), name="pool"), 0, 6, name="middle"), True),
         (lambda x: S.Dropout(x, name="middle"), True),
-        (lambda x: S.clip(x, -1, 2, name="middle"), False),
+        (lambda x: S.clip(x, -1, 2, name="middle"), True),
+        (lambda x: S.clip(x, 1, 2, name="middle"), False),
+        (lambda x: S.LeakyReLU(x, slope=0.1, name="middle"), True),
+        (lambda x: S.LeakyReLU(x, slope=2, name="middle"), False),
+        (lambda x: S.LeakyReLU(x, act_type="gelu", name="middle"), True),
+        (lambda x: x * S.sigmoid(x), True),
+        (lambda x: x * S.clip(x + 3, 0, 6) / 6, True),
+        (lambda x: x * S.tanh(S.Activation(x, act_type="softrelu")), True),
+        (lambda x: x * S.clip(x + 3, 0, 6), False),
+        (lambda x: x * 0.5 + wide(x, "side"), True),
+        (lambda x: S.relu(S.Pooling(x, kernel=(1, 1)) + S.tanh(x)), True),
+        (lambda x: x * 2, False),
         (lambda x: S.exp(x, name="middle"), False),
         (lambda x: S.Activation(x, act_type="sigmoid", name="middle"), False),
         (lambda x: S.Concat(x, wide(x, "side", 33), dim=1, name="middle"), False),
@@ -61,6 +78,35 @@ def test_values_stay_split_between_layers_that_can_compute_them(middle, split):
     assert set(names) >= {"second", "last"} | ({"first"} if split else set())
     assert converted[-1] == "last_join"
     assert (len(converted) == 1) == split, converted
+    args, aux = values(symbol, {"data": (2, 3, 8, 8)})
+    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux)
+    assert abs(got - expected).max() <= 1e-4 * abs(expected).max()
+
+
+def squeeze_and_excitation(x, factor=S.sigmoid, wrap=lambda one: one):
+    squeezed = S.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", name="squeeze")
+    excited = factor(wide(relu(wide(squeezed, "one", 32), "one_act"), "two"))
+    return S.broadcast_mul(x, wrap(excited))
+
+
+@pytest.mark.parametrize(
+    ("middle", "split"),
+    [
+        (squeeze_and_excitation, True),
+        (lambda x: relu(squeeze_and_excitation(wide(x, "inner")) + x, "sum"), True),
+        (lambda x: squeeze_and_excitation(x, lambda v: S.clip(v + 3, 0, 6) / 6), True),
+        (lambda x: squeeze_and_excitation(x, wrap=lambda v: S.Reshape(v, shape=(0, 0, 1, 1))), True),
+        (lambda x: squeeze_and_excitation(x, S.exp), False),
+        (lambda x: S.broadcast_mul(x, S.sigmoid(S.Pooling(x, global_pool=True, kernel=(8, 8)) * 2)), True),
+        (lambda x: S.broadcast_mul(S.tanh(S.slice_axis(x, axis=1, begin=0, end=1)), x), False),
+    ],
+)
+def test_a_factor_per_image_and_channel_leaves_values_split(middle, split):
+    symbol = network_of(middle)
+    found, _, split_values = formats_of(symbol, (2, 3, 8, 8))
+    products = [n for n, node in found.operators if isinstance(node.operator, Combination) and node.operator.has_factor]
+    assert [number in split_values for number in products] == ([split] if products else [])
+    assert products or not split
     args, aux = values(symbol, {"data": (2, 3, 8, 8)})
     (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux)
     assert abs(got - expected).max() <= 1e-4 * abs(expected).max()

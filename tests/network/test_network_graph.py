@@ -249,7 +249,7 @@ def test_activations_become_epilogues_and_go_behind_a_maximum():
     nodes = [node for _, node in fused(classifier(), {"data": (2, 3, 8, 8)}).operators]
     expected = "Convolution, Convolution, Pooling, _mul_scalar, Concat, Flatten, FullyConnected, SoftmaxOutput"
     assert ", ".join(node.op for node in nodes) == expected
-    assert [node.epilogue for node in nodes] == ["relu", None, "tanh", *[None] * 5]
+    assert [node.epilogue and node.epilogue.activation for node in nodes] == ["relu", None, "tanh", *[None] * 5]
 
 
 def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filters():

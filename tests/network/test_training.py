@@ -161,7 +161,7 @@ def test_an_activation_in_front_of_a_max_pooling(kind):
     symbol = S.Group([pooled, S.Pooling(y, pool_type="max", **words) + S.Pooling(y, pool_type="avg", **words)])
     fused = parse(text_of(node_of(symbol, {}, inputs=("data",)))).fused_for_training()
     applied = {node.name: node.epilogue for _, node in fused.operators}
-    assert {name: activation for name, activation in applied.items() if activation} == {"joined": kind}
+    assert {name: one.activation for name, one in applied.items() if one} == {"joined": kind}
     compare_layers(symbol, (3, 2, 7, 8), steps=1)
 
 

@@ -1,5 +1,6 @@
 // split_passes: the layers between convolutions whose activations stay split (split_arrays.cuh): pooling, depthwise
-// convolution, a factor and an offset per channel, Concat; and conversions from and to float32 in NCHW.
+// convolution, a factor and an offset per channel, a factor per image and channel, sums, Concat; and conversions from
+// and to float32 in NCHW.
 //
 // A thread computes eight channels of one output pixel, 16 bytes of each component; neighbouring threads have
 // neighbouring channels. Memory bandwidth limits all of them: pooling and depthwise convolution with 3 x 3 windows have
@@ -9,8 +10,8 @@
 //
 // A macro with a kernel's name selects the kernel to compile; ACTIVATION(v) comes last. Config: components; channels;
 // the input's height and width, the output's output_height and output_width; window_height, window_width, stride_...,
-// pad_...; maximum, mean, count_pad, as in Pooling; inputs and end_0 to end_3, the channels up to each input's end;
-// unfolded_channels, of an unfolded pixel, and unfolded_rows, of a thread.
+// pad_...; maximum, mean, count_pad, as in Pooling; has_factor, residual: what combine_split reads; inputs and end_0 to
+// end_3, the channels up to each input's end; unfolded_channels, of an unfolded pixel, and unfolded_rows, of a thread.
 
 constexpr int C = Config::channels, UNITS = (C + 7) / 8;  // of a pixel
 constexpr int OUTPUT_AREA = Config::output_height * Config::output_width, AREA = Config::height * Config::width;
@@ -47,12 +48,16 @@ __device__ __forceinline__ void for_each_tap(const Unit &out, const Tap &tap) {
     }
 }
 
-#ifdef POOL_SPLIT
+#if defined POOL_SPLIT || defined GLOBAL_POOL_SPLIT
 // The maximum, which is NaN if either is NaN.
 __device__ __forceinline__ float larger(float maximum, float v) {
     return !(v <= maximum) && maximum == maximum ? v : maximum;
 }
+__device__ __forceinline__ float pooled(float a, float b) { return Config::maximum ? larger(a, b) : a + b; }
+__device__ __forceinline__ float nothing() { return Config::maximum ? __uint_as_float(0xff800000) : 0.0f; }
+#endif
 
+#ifdef POOL_SPLIT
 // y is the maximum, mean or sum of each window of x.
 extern "C" __global__ void __launch_bounds__(256)
     pool_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, uint4 *__restrict__ y,
@@ -61,11 +66,11 @@ extern "C" __global__ void __launch_bounds__(256)
     if (out.image >= images) return;
     ImageScale own = x_scales[out.image];
     float result[8];
-    for (int i = 0; i < 8; i++) result[i] = Config::maximum ? __uint_as_float(0xff800000) : 0.0f;
+    for (int i = 0; i < 8; i++) result[i] = nothing();
     for_each_tap(out, [&](int, long long at) {
         float values[8];
         load_channels(x, (long long)images * AREA * UNITS, at, own, values);
-        for (int i = 0; i < 8; i++) result[i] = Config::maximum ? larger(result[i], values[i]) : result[i] + values[i];
+        for (int i = 0; i < 8; i++) result[i] = pooled(result[i], values[i]);
     });
     const int top = out.pixel / Config::output_width * Config::stride_height - Config::pad_height;
     const int left = out.pixel % Config::output_width * Config::stride_width - Config::pad_width;
@@ -78,6 +83,45 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!Config::maximum && !Config::mean) own = output_scale(own, Config::window_height * Config::window_width, 0.0f);
     for (int i = 0; i < 8; i++) result[i] = activated(Config::mean ? result[i] / (rows * columns) : result[i]);
     out.store(y, y_scales, images, own, result);
+}
+#endif
+
+#ifdef GLOBAL_POOL_SPLIT
+// y (B, C, 1, 1) is the maximum, mean or sum of each image of x. A block has eight units of an image, and 32 threads
+// share the pixels of a unit.
+extern "C" __global__ void __launch_bounds__(256)
+    global_pool_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, uint4 *__restrict__ y,
+                      ImageScale *__restrict__ y_scales, int images) {
+    __shared__ float partial[8][8][8];  // [warp][unit][channel]
+    const int image = blockIdx.y, own_unit = threadIdx.x % 8, unit = blockIdx.x * 8 + own_unit;
+    ImageScale own = x_scales[image];
+    float result[8];
+    for (int i = 0; i < 8; i++) result[i] = nothing();
+    if (unit < UNITS) {
+#pragma unroll 4
+        for (int pixel = threadIdx.x / 8; pixel < AREA; pixel += 32) {
+            float values[8];
+            load_channels(x, (long long)images * AREA * UNITS, ((long long)image * AREA + pixel) * UNITS + unit, own,
+                          values);
+            for (int i = 0; i < 8; i++) result[i] = pooled(result[i], values[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        for (int other = 8; other < 32; other *= 2)
+            result[i] = pooled(result[i], __shfl_xor_sync(0xffffffffu, result[i], other));
+        if (threadIdx.x % 32 < 8) partial[threadIdx.x / 32][own_unit][i] = result[i];
+    }
+    __syncthreads();
+    if (threadIdx.x >= 8 || unit >= UNITS) return;
+    if (!Config::maximum && !Config::mean) own = output_scale(own, AREA, 0.0f);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        for (int warp = 1; warp < 8; warp++) result[i] = pooled(result[i], partial[warp][own_unit][i]);
+        result[i] = activated(Config::mean ? result[i] / AREA : result[i]);
+    }
+    store_channels(y, (long long)images * UNITS, (long long)image * UNITS + unit, own.exponent, result);
+    if (unit == 0) y_scales[image] = own;
 }
 #endif
 
@@ -100,6 +144,35 @@ extern "C" __global__ void __launch_bounds__(256)
         const float weights[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
         for (int i = 0; i < 8; i++) result[i] = fmaf(values[i], weights[i], result[i]);
     });
+    for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
+    out.store(y, y_scales, images, own, result);
+}
+#endif
+
+#ifdef COMBINE_SPLIT
+// y = x factor + residual, with a factor (B, C) of magnitudes up to one, which leaves the limit of |x| as it is.
+extern "C" __global__ void __launch_bounds__(256)
+    combine_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float *__restrict__ factor,
+                  const uint4 *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
+                  uint4 *__restrict__ y, ImageScale *__restrict__ y_scales, int images) {
+    const Unit out;
+    if (out.image >= images) return;
+    const long long component = (long long)images * AREA * UNITS;
+    ImageScale own = x_scales[out.image];
+    float result[8];
+    load_channels(x, component, out.index, own, result);
+    if (Config::has_factor) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            result[i] *= out.unit * 8 + i < C ? factor[(long long)out.image * C + out.unit * 8 + i] : 0.0f;
+    }
+    if (Config::residual) {
+        const ImageScale other = residual_scales[out.image];
+        float values[8];
+        load_channels(residual, component, out.index, other, values);
+        for (int i = 0; i < 8; i++) result[i] += values[i];
+        own = output_scale(own, 1.0f, other.magnitude());
+    }
     for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
     out.store(y, y_scales, images, own, result);
 }

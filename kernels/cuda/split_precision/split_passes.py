@@ -6,6 +6,7 @@ with these exceptions and additions:
     pool        none
     depthwise   w (K L, C') and bias (C',) of float32, C' channels with zeros beyond the last, and limits
     concat      x, x1, x2, x3 and x_scales, scales1, scales2, scales3, as many as there are inputs
+    combine     factor (B, C) of float32, residual and residual_scales; x takes the place of a missing array
     join        y is float32, NCHW
     unfold      x is float32, NCHW; y_scales must be zero before
 """
@@ -34,6 +35,8 @@ _SOURCES = tuple(
 _THREADS, _UNIT = 256, 8
 #: Pixels and channels of a block of join_images.
 _JOINED = 32, 64
+#: The fewest pixels of a window that several threads share.
+_FEWEST_SHARED = 16
 #: Blocks of largest_of_images per image.
 _RANGE_BLOCKS = 8
 #: The most channels times window columns that become channels. More than 16 such channels are rounded up to a multiple
@@ -70,7 +73,9 @@ def pool(
 ) -> Program:
     """Return the program of a pooling; kind: "max", "avg" or "sum"."""
     config = {"maximum": kind == "max", "mean": kind == "avg", "count_pad": count_pad}
-    return _program("pool_split", (), x, y, {**_windows(window, stride, pad), **config}, activation)
+    whole = (*y[2:], *window, *pad) == (1, 1, *x[2:], 0, 0) and x[2] * x[3] >= _FEWEST_SHARED
+    entry = "global_pool_split" if whole else "pool_split"
+    return _program(entry, (), x, y, {**_windows(window, stride, pad), **config}, activation)
 
 
 def depthwise(x: Shape, y: Shape, window: Pair, stride: Pair, pad: Pair, activation: str | None = None) -> Program:
@@ -86,6 +91,12 @@ def concat(x: Sequence[Shape], activation: str | None = None) -> Program:
     arrays = ("x", *(f"x{number}" for number in range(1, len(x))), *("x",) * missing)
     scales = ("x_scales", *(f"scales{number}" for number in range(1, len(x))), *("x_scales",) * missing)
     return _program("concat_split", (), y, y, {"inputs": len(x), **config}, activation, arrays + scales)
+
+
+def combine(x: Shape, has_factor: bool, has_residual: bool, activation: str | None = None) -> Program:
+    """Return the program of x factor + residual; factor: a number per image and channel, at most one in magnitude."""
+    config, others = {"has_factor": has_factor, "residual": has_residual}, ("factor", "residual", "residual_scales")
+    return _program("combine_split", others, x, x, config, activation)
 
 
 def join(x: Shape) -> Program:
@@ -145,11 +156,14 @@ def _program(
     sizes = dict(zip(("channels", "height", "width", "output_height", "output_width"), (*x[1:], *y[2:])))
     # Config fields that only some of the kernels need.
     some = {"components": 2, "maximum": False, "mean": False, "count_pad": False, "inputs": 1}
+    some |= {"has_factor": False, "residual": False}
     ends = {f"end_{number}": x[1] for number in range(MOST_INPUTS)}
     config = {**sizes, **some, **ends, **_windows((1, 1), (1, 1), (0, 0)), **others}
     grid, written = (ceil_div(_units(y), _THREADS), 1, 1), ["y", "y_scales"]
     if entry == "join_images":
         grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]
+    if entry == "global_pool_split":
+        grid = (ceil_div(_units(y), _UNIT * x[0]), x[0], 1)
     if entry == "unfold_columns":
         units = ceil_div(y[2], _UNFOLDED_ROWS) * y[3] * y[1] // _UNIT
         grid = (ceil_div(units, _THREADS), y[0], 1)
