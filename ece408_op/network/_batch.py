@@ -53,11 +53,11 @@ class Batch:
     """
 
     def __init__(
-        self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: dict[str, Shape], whole: bool
+        self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: Sequence[Shape], whole: bool
     ) -> None:
         cp = cuda.cupy()
         self.images, self._gpu = images, gpu
-        shapes = network.infer(data if whole else {name: (images, *shape[1:]) for name, shape in data.items()})
+        shapes = network.infer(data, None if whole else images)
         self.schedule = Schedule(network, shapes, chooser.choose, chooser.accepts)
         self.block = cp.cuda.alloc(max(1, self.schedule.bytes))
         stages = range(1 if whole else STAGES)

@@ -29,6 +29,7 @@ from ece408_op.runtime.memory import address
 from ece408_op.runtime.thread_pool import parallel_for
 
 from ._batch import STAGES
+from ._network import Network, splits
 from .engine import ChunkedBatch, Engine, copying_threads, sharing
 
 #: The fewest bytes of a transfer.
@@ -37,14 +38,14 @@ LEAST_TRANSFER = 2 << 20
 _TO_HOST = 2
 
 
-def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
+def shares(network: Network, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
     """Return the index and the images of each GPU that gets a part of a batch.
 
     Raises ProblemError if there are several GPUs and the network does not compute each image by itself.
     """
     if gpus == 1:
         return [(0, slice(None))]
-    if not engine.divides([array.shape for array in data]):
+    if not splits(network, tuple(array.shape for array in data)):
         raise ProblemError(
             "device_ids: expected a network that computes each image by itself, with the images as the first axis "
             "of all data and outputs, got another one; pass one GPU"
@@ -109,7 +110,7 @@ class Inference:
         is_pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        found = shares(self._engines[0], data, len(self._engines))
+        found = shares(self._engines[0].network, data, len(self._engines))
         numbers = [self._numbers[gpu] for gpu, _ in found]
         parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], is_pinned) for gpu, mine in found]
         first = parts[0].engine

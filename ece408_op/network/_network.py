@@ -5,7 +5,7 @@ The number of a value is that of the node that computes it, or of its variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -47,7 +47,7 @@ _NUMPY = {
 _RENAMED = {("_npi_concatenate", "axis"): "dim", ("_np_reshape", "newshape"): "shape"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """A graph in the order of its computation, whose operator nodes all have ``operator`` set.
 
@@ -91,10 +91,15 @@ class Network:
         """Return the shape of a parameter."""
         return tuple(integers(self.graph.nodes[parameter].attrs[SHAPE]) or ())
 
-    def infer(self, data: Mapping[str, Shape]) -> dict[int, Shape]:
-        """Return the shape of every value; raises GraphError, which names the node, if the data's shapes do not fit."""
-        variables = [self.graph.nodes[number] for number in self.data]
-        of_origins = _inferred(self.text, tuple((one.origin, tuple(data[one.name])) for one in variables))
+    def infer(self, data: Sequence[Shape], images: int | None = None) -> dict[int, Shape]:
+        """Return the shape of every value; raises GraphError, which names the node, if the data's shapes do not fit.
+
+        data: the shapes of the data, in the network's order. images: replaces their first lengths, unless None.
+        """
+        if images is not None:
+            data = [(images, *shape[1:]) for shape in data]
+        origins = (self.graph.nodes[number].origin for number in self.data)
+        of_origins = _inferred(self.text, tuple(zip(origins, map(tuple, data))))
         shapes = {number: of_origins[node.origin] for number, node in enumerate(self.graph.nodes)}
         for number, node in self.operators:
             try:
@@ -165,20 +170,20 @@ def operator_of(op: str, attrs: Mapping[str, str]) -> Operator:
     return OPERATORS[name].read(name, {_RENAMED.get((op, key), key): text for key, text in attrs.items()})
 
 
-def splits(network: Network, data: Mapping[str, Shape]) -> bool:
-    """Return whether images are computed independently, and are the first axis of all data and outputs.
+@lru_cache(maxsize=2 * _CACHED)
+def splits(network: Network, data: tuple[Shape, ...]) -> bool:
+    """Return whether images are computed independently, and are the first axis of all outputs and data of these shapes.
 
     The function compares all shapes with those for one image more: every value that depends on the data must be larger
     by one in its first axis and equal in the others.
     """
-    if not data or any(not shape for shape in data.values()):
+    if not data or not all(data):
         return False
-    (count, *others) = {shape[0] for shape in data.values()}
+    (count, *others) = {shape[0] for shape in data}
     if others:
         return False
     try:
-        here = network.infer(data)
-        there = network.infer({name: (count + 1, *shape[1:]) for name, shape in data.items()})
+        here, there = network.infer(data), network.infer(data, count + 1)
     except GraphError:
         return False
     depending = set(network.data)

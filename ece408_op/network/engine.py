@@ -52,8 +52,8 @@ MEMORY_SHARE = 0.8
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 #: The bytes of parameters per comparison.
 _COMPARED_BYTES = 4 << 20
-#: The most data shapes per engine, engines without a network, and results of ``divides`` that stay in memory.
-_KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
+#: The most data shapes per engine, and engines without a network, that stay in memory.
+_KEPT_BATCHES, _KEPT_ENGINES = 3, 4
 
 
 class ChunkedBatch(NamedTuple):
@@ -89,7 +89,6 @@ class Engine:
         self.batches: OrderedDict[tuple[Any, ...], ChunkedBatch] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
-        self._independent: BoundedDict[tuple[Shape, ...], bool] = BoundedDict(_KEPT_SHAPES)
         #: Host copies of the parameters that were sent last; the GPU's arrays are empty if they were freed.
         self.sent: Sequence[np.ndarray] = []
         self._sent_at: np.ndarray = np.empty(0, np.int64)
@@ -126,15 +125,6 @@ class Engine:
                 self.send(self.sent)
             (batch,) = self.chunks([array.shape for array in data], whole_batch=True).batches
             return batch.run(self.given(data), data)
-
-    def divides(self, shapes: Sequence[Shape]) -> bool:
-        """Return whether a batch of data of these shapes can be divided by images: see ``_network.splits``."""
-        key = tuple(shapes)
-        found = self._independent.get(key)
-        if found is None:
-            found = splits(self.network, dict(zip(self.network.names(self.network.data), shapes)))
-            self._independent[key] = found
-        return found
 
     def given(self, data: Sequence[Any]) -> dict[int, Any]:
         """Return data and parameters on the GPU by value."""
@@ -186,18 +176,17 @@ class Engine:
         if key in self.batches:
             self.batches.move_to_end(key)
             return self.batches[key]
-        data = dict(zip(self.network.names(self.network.data), shapes))
-        divides = not whole_batch and self.divides(shapes)
+        divides = not whole_batch and splits(self.network, tuple(shapes))
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
         # Otherwise freed memory in CuPy's pool would count as used.
         cuda.cupy().get_default_memory_pool().free_all_blocks()
         images, freed = shapes[0][0], False
         if divides:
-            images = self._room(data, self._chunk_images(data))
+            images = self._room(shapes, self._chunk_images(shapes))
         while True:
             try:
-                found = self.batches[key] = self._made(images, data)
+                found = self.batches[key] = self._made(images, shapes)
                 return found
             except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.NoRoomError) as error:
                 if freed and (images == 1 or not divides):
@@ -219,33 +208,33 @@ class Engine:
         if parameters:
             self._parameters = {}
 
-    def _chunk_images(self, data: dict[str, Shape]) -> int:
+    def _chunk_images(self, data: Sequence[Shape]) -> int:
         """Return the images per chunk: enough to keep the GPU busy, few enough that copies overlap with computing."""
-        batch = next(iter(data.values()))[0]
+        batch = data[0][0]
         chunks = min(MOST_CHUNKS, batch * self._image_bytes(data) // CHUNK_BYTES) if batch >= LEAST_IMAGES else 1
         return ceil_div(batch, max(1, chunks))
 
-    def _image_bytes(self, data: dict[str, Shape]) -> int:
-        one = self.network.infer({name: (1, *shape[1:]) for name, shape in data.items()})
+    def _image_bytes(self, data: Sequence[Shape]) -> int:
+        one = self.network.infer(data, 1)
         return ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
 
-    def _room(self, data: dict[str, Shape], images: int) -> int:
+    def _room(self, data: Sequence[Shape], images: int) -> int:
         """Return ``images``, halved until that many fit the GPU's memory."""
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
-            shapes = self.network.infer({name: (images, *shape[1:]) for name, shape in data.items()})
-            if plan(self.network, shapes).bytes + STAGES * self._image_bytes(data) * images <= room:
+            planned = plan(self.network, self.network.infer(data, images)).bytes
+            if planned + STAGES * self._image_bytes(data) * images <= room:
                 break
             images = ceil_div(images, 2)
         return images
 
-    def _made(self, images: int, data: dict[str, Shape]) -> ChunkedBatch:
+    def _made(self, images: int, data: Sequence[Shape]) -> ChunkedBatch:
         """Return chunks of ``images`` images, or a small and a large one if computing takes longer than copies.
 
         In the latter case, the GPU waits only for the copy of the first chunk, and a larger second chunk computes
         faster.
         """
-        batch = next(iter(data.values()))[0]
+        batch = data[0][0]
         small = self._batch(images, data)
         if images == batch:
             return ChunkedBatch([Chunk(0, 1)], [small])
@@ -256,10 +245,10 @@ class Engine:
         chunks = chunks_of(batch, images, STAGES)
         return ChunkedBatch(chunks, [small] * len(chunks))
 
-    def _batch(self, images: int, data: dict[str, Shape]) -> Batch:
+    def _batch(self, images: int, data: Sequence[Shape]) -> Batch:
         """Return a batch size's schedule and memory, with kernels compiled and run once: no first run is timed."""
         with self.gpu.stream:
-            batch = Batch(self.network, self.chooser, self.gpu, images, data, images == next(iter(data.values()))[0])
+            batch = Batch(self.network, self.chooser, self.gpu, images, data, images == data[0][0])
             given = self.given(batch.data[0])
             compile_ahead(lambda: batch.launch(self._parameters, given), self.gpu.device.id)
             batch.prepare(self._parameters)

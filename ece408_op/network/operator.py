@@ -100,8 +100,8 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
                     f"{name}: expected shape {expected}, with which gpu_network was called, got {tuple(got)}"
                 )
             shapes[name] = list(expected)
-        data = {name: tuple(shapes[name]) for name in network.names(network.data)}
-        if any(not shape or min(shape) < 0 for shape in data.values()):
+        data = [tuple(shapes[name]) for name in network.names(network.data)]
+        if any(not shape or min(shape) < 0 for shape in data):
             return self._of_inputs(shapes), [[] for _ in network.outputs], states
         values = network.infer(data)
         for number, name in zip(network.labels, network.names(network.labels)):

@@ -45,10 +45,8 @@ class Trainer:
     """The training steps of a network, whose graph is ``text``, on the GPUs of its inference engines."""
 
     def __init__(self, text: str, engines: Sequence[Engine]) -> None:
-        self.network = parse(text).fused_for_training()
-        # A proxy, because the engine keeps its trainers: a reference cycle would hold GPU memory until the next garbage
-        # collection.
-        self._engine: Engine = weakref.proxy(engines[0])
+        self._unfused = parse(text)
+        self.network = self._unfused.fused_for_training()
         self._gpus = [engine.gpu for engine in engines]
         self._operators = [GpuOperators(engine.chooser) for engine in engines]
         self._graphs, self._repeats = GraphCache(), not self.network.is_random
@@ -78,7 +76,7 @@ class Trainer:
         each image by itself.
         """
         network, most = self.network, min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
-        shares = [images for _, images in _inference.shares(self._engine, data, most)]
+        shares = [images for _, images in _inference.shares(self._unfused, data, most)]
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         pinned_inputs = [*pinned, *(False for _ in parameters)]
 
@@ -89,7 +87,7 @@ class Trainer:
 
             def compute(arrays: Sequence[Any]) -> tuple[Sequence[Any], SavedValues]:
                 given = dict(zip((*network.data, *network.parameters), arrays))
-                shapes = network.infer({name: x.shape for name, x in zip(network.names(network.data), inputs)})
+                shapes = network.infer([array.shape for array in inputs[: len(data)]])
                 own_seed = seed + (rank.number << _SEED_SHIFT)
                 found = _training.forward(network, self._operators[rank.number].of(rank), given, shapes, own_seed)
                 changed = [] if rank.number else [found.states.get(number, given[number]) for number in states]

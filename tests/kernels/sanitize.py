@@ -131,7 +131,7 @@ def network_is_right(rng: np.random.Generator) -> bool:
     x[1, 0, 3, 3] = np.nan
     parameters = [rng.uniform(0.1, 0.5, found.shape(number)).astype(np.float32) for number in found.parameters]
     values = dict(zip(found.parameters, parameters)) | dict(zip(found.data, [x]))
-    shapes = found.infer({found.names(found.data)[0]: shape})
+    shapes = found.infer([shape])
     for number, node in found.operators:
         values[number] = np.empty(shapes[number], np.float32)
         numpy_operators.compute(node.operator, [values[entry.node] for entry in node.inputs], values[number])

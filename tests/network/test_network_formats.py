@@ -28,7 +28,7 @@ def formats_of(symbol, shape):
         symbol, {n: mx.nd.array(a) for n, a in args.items() if n != "data"}, {n: mx.nd.array(a) for n, a in aux.items()}
     )
     network = parse(text_of(node)).fused()
-    shapes = network.infer({"data": shape})
+    shapes = network.infer([shape])
     return _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(H200, *each))
 
 
