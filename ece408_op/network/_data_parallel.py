@@ -66,7 +66,7 @@ class RankGroup:
                 raise
 
         try:
-            on_each(on_rank, [gpu.device.id for gpu in self.gpus])
+            on_each(on_rank, self.gpus)
         finally:
             # The barrier and the group are a reference cycle, which would keep items until the next garbage collection.
             self._items, self._action = [], len

@@ -364,7 +364,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
         for n, array in zip(mine, found.arrays):
             operands[n].state.keep(array, found, operands[n].host.addresses[0])
 
-    on_each(on_gpu, [gpu.device.id for gpu in different])
+    on_each(on_gpu, different)
 
 
 def _is_deferred(one: Deferred | None, bits: np.ndarray, written_once: bool) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from operator import or_
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.plugin import op_times
-from ece408_op.plugin.host_context import STAGING_BYTES
+from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda, pinned
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
@@ -56,27 +57,36 @@ def shares(network: Network, data: Sequence[np.ndarray], gpus: int) -> list[tupl
     return [(gpu, mine) for gpu, mine in found if mine.start < mine.stop]
 
 
-def on_each(work: Callable[[int], None], numbers: Sequence[int], threads: int | None = None) -> None:
+def on_each(work: Callable[[int], None], gpus: Sequence[Gpu], threads: int | None = None) -> None:
     """Run work(0), work(1), ..., in one thread per GPU, or in ``threads`` threads.
 
-    numbers: the GPUs' numbers. A DeviceError from work(i) is raised again with the number of GPU i in its message.
+    A DeviceError from work(i) is raised again with the number of gpus[i] in its message.
     """
 
     def named(part: int) -> None:
         try:
-            with sharing(len(numbers)):
+            with sharing(len(gpus)):
                 work(part)
         except DeviceError as error:
-            raise type(error)(f"GPU {numbers[part]}: {error}") from error
+            raise type(error)(f"GPU {gpus[part].device.id}: {error}") from error
 
-    parallel_for(named, len(numbers), threads or len(numbers))
+    parallel_for(named, len(gpus), threads or len(gpus))
+
+
+@contextmanager
+def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """Hold the GPUs' locks, taken by number, so that networks with different orders of GPUs cannot deadlock."""
+    with ExitStack() as locks:
+        for gpu in sorted(gpus, key=lambda gpu: gpu.device.id):
+            locks.enter_context(gpu.lock)
+        yield
 
 
 class Inference:
     """Inference of one network by engines on different GPUs, which get consecutive parts of the images."""
 
-    def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
-        self._engines, self._numbers = engines, numbers
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
         #: The records of the last call. Making them takes a quarter of a millisecond, so the next call makes them while
         #: the GPUs compute.
         self._last: list[op_times.Later] = []
@@ -111,22 +121,18 @@ class Inference:
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
         found = shares(self._engines[0].network, data, len(self._engines))
-        numbers = [self._numbers[gpu] for gpu, _ in found]
         parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], is_pinned) for gpu, mine in found]
         first = parts[0].engine
-        with ExitStack() as locks:
-            # By number, so that networks with different orders of GPUs cannot deadlock.
-            for number in sorted(numbers):
-                locks.enter_context(parts[numbers.index(number)].gpu.lock)
+        with locked([part.gpu for part in parts]):
             is_sent = bool(first.sent)
             try:
-                _prepare(parts, numbers, first.sent or first.copied(parameters()))
+                _prepare(parts, first.sent or first.copied(parameters()))
                 checks = [*meanwhile, *(last.make for last in self._last)]
-                if _compute_and_compare(parts, numbers, parameters if is_sent else tuple, outputs, checks):
+                if _compute_and_compare(parts, parameters if is_sent else tuple, outputs, checks):
                     for part in parts:
                         part.chunked.op_times(part.images)
-                    _prepare(parts, numbers, first.copied(parameters()))
-                    _compute_and_compare(parts, numbers, tuple, outputs, ())
+                    _prepare(parts, first.copied(parameters()))
+                    _compute_and_compare(parts, tuple, outputs, ())
             except BaseException:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):
@@ -139,46 +145,46 @@ class Inference:
                 op_times.record(last)
 
 
-def _prepare(parts: Sequence[_Share], numbers: Sequence[int], parameters: Sequence[np.ndarray]) -> None:
+def _on_shares(parts: Sequence[_Share], work: Callable[[_Share], None], threads: int | None = None) -> None:
+    """Run ``work`` for each GPU's share as ``on_each``."""
+    on_each(lambda part: work(parts[part]), [part.gpu for part in parts], threads)
+
+
+def _prepare(parts: Sequence[_Share], parameters: Sequence[np.ndarray]) -> None:
     """Prepare all GPUs (``_Share.prepare``): in parallel, unless all of them are ready."""
     ready = all(part.is_ready(parameters) for part in parts)
-    on_each(lambda part: parts[part].prepare(parameters), numbers, 1 if ready else None)
+    _on_shares(parts, lambda part: part.prepare(parameters), 1 if ready else None)
 
 
 def _compute_and_compare(
     parts: Sequence[_Share],
-    numbers: Sequence[int],
     compared: Callable[[], Sequence[int]],
     outputs: Callable[[], Sequence[np.ndarray]],
     meanwhile: Sequence[Callable[[], None]],
 ) -> bool:
     """Compute all images; return whether the parameters at the addresses ``compared()`` differ from the GPUs' ones."""
-
-    def each(work: Callable[[_Share], None], threads: int | None = 1) -> None:
-        on_each(lambda part: work(parts[part]), numbers, threads)
-
-    first = parts[0]
+    first, each = parts[0], partial(_on_shares, parts)
     if all(part.can_queue for part in parts):
         with ExitStack() as buffers:
             # Queue the first copies of all GPUs before any launch: a launch takes longer than queueing a copy.
             for number in range(STAGES):
-                each(lambda part: part.copy_in(number))  # noqa: B023
+                each(lambda part: part.copy_in(number), 1)  # noqa: B023
             for part in parts:
                 buffers.enter_context(part.staging())
             for number in range(max(len(part.chunked.chunks) for part in parts)):
-                each(lambda part: part.launch(number))  # noqa: B023
-                each(lambda part: part.copy_in(number + STAGES))  # noqa: B023
+                each(lambda part: part.launch(number), 1)  # noqa: B023
+                each(lambda part: part.copy_in(number + STAGES), 1)  # noqa: B023
             comparisons, differ = first.engine.comparisons(compared())
             checks = [*meanwhile, *comparisons]
             threads = copying_threads(first.gpu, sum(array.nbytes for array in first.engine.sent))
             parallel_for(lambda number: checks[number](), len(checks), threads)
             filled = outputs()
-            each(lambda part: part.finish(filled))
+            each(lambda part: part.finish(filled), 1)
     else:
         comparisons, differ = first.engine.comparisons(compared())
         checks, filled = [*meanwhile, *comparisons], outputs()
         # The first GPU's threads compare the parameters for all GPUs.
-        each(lambda part: part.compute(filled, checks if part is first else [], len(parts) > 1), None)
+        each(lambda part: part.compute(filled, checks if part is first else [], len(parts) > 1))
     return differ.is_set()
 
 

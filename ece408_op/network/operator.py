@@ -146,11 +146,11 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
             expected = "the shapes of all data and labels, with at least one dimension"
             raise GraphError(f"network: expected {expected}, got {got}; give all of them")
         given = {"impl": dispatch.AUTO, "precision": "float32", "device_ids": "0", **self._given}
-        numbers = [int(word) for word in given["device_ids"].split(",")]
-        engines = [engine(given["graph"], given["impl"], given["precision"], number) for number in numbers]
+        options = given["graph"], given["impl"], given["precision"]
+        engines = [engine(*options, int(word)) for word in given["device_ids"].split(",")]
         self._engines = engines
         trainer = trainer_of(given["graph"], engines) if self._for_training else None
-        return NetworkOp(network, Inference(engines, numbers), trainer, given.get("gradients") == "gpu")
+        return NetworkOp(network, Inference(engines), trainer, given.get("gradients") == "gpu")
 
 
 class NetworkOp(fast_custom_op.FastCustomOp):

@@ -14,14 +14,12 @@ not depend on the number of GPUs except for rounding.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda, nccl
 from ece408_op.runtime.bounded_dict import BoundedDict
 from ece408_op.runtime.memory import address
@@ -112,11 +110,12 @@ class Trainer:
                 first=first,
             )
 
-        with self._locked(shares) as locked:
+        gpus = self._gpus[: len(shares)]
+        with _inference.locked(gpus):
             data_shapes = tuple(array.shape for array in data)
             first = self._is_first("forward", data_shapes)
-            move_from(self._graphs.user(), locked)
-            graphs = self._graphs.take(data_shapes, locked) if self._repeats else None
+            move_from(self._graphs.user(), gpus)
+            graphs = self._graphs.take(data_shapes, gpus) if self._repeats else None
             kind: Hashable = None
             if graphs:
                 kind, graphs.backward = graphs.backward, None
@@ -155,7 +154,8 @@ class Trainer:
             operators = self._operators[rank.number].of(rank)
             return one.compute(rank, operators, graphs, () if rank.number else checks, first)
 
-        with self._locked(before.shares) as gpus:
+        gpus = self._gpus[: len(before.shares)]
+        with _inference.locked(gpus):
             first = self._is_first(one.kind, before.data_shapes)
             if any(rank.queued for rank in before.ranks) and not one.is_queued:
                 for gpu in gpus:
@@ -184,16 +184,6 @@ class Trainer:
         known = key in self._known
         self._known[key] = True
         return not known
-
-    @contextmanager
-    def _locked(self, shares: Sequence[slice]) -> Iterator[list[Gpu]]:
-        """Hold the locks of the GPUs that compute these shares; yield the GPUs."""
-        gpus = self._gpus[: len(shares)]
-        with ExitStack() as locks:
-            # By number, so that networks with different orders of GPUs cannot deadlock.
-            for gpu in sorted(gpus, key=lambda gpu: gpu.device.id):
-                locks.enter_context(gpu.lock)
-            yield gpus
 
     def _on_ranks(
         self, shares: Sequence[slice], graphs: Graphs | None, work: Callable[[Rank, Graphs | None], Any]

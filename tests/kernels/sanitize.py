@@ -137,7 +137,7 @@ def network_is_right(rng: np.random.Generator) -> bool:
         numpy_operators.compute(node.operator, [values[entry.node] for entry in node.inputs], values[number])
     (expected,), got = (values[number] for number in found.outputs), np.empty(shapes[found.outputs[0]], np.float32)
     addresses = [array.ctypes.data for array in parameters]
-    inference = Inference([engine.engine(text, "auto", "float32", 0)], [0])
+    inference = Inference([engine.engine(text, "auto", "float32", 0)])
     for _ in range(3):  # launches one by one, then as a CUDA graph
         inference.run([x], lambda: addresses, lambda: [got])
     right = np.allclose(got, expected, rtol=1e-4, equal_nan=True) and np.isnan(got[1]).any()
