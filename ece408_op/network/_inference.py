@@ -39,22 +39,21 @@ LEAST_TRANSFER = 2 << 20
 _TO_HOST = 2
 
 
-def shares(network: Network, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
-    """Return the index and the images of each GPU that gets a part of a batch.
+def shares(network: Network, data: Sequence[np.ndarray], gpus: int) -> list[slice]:
+    """Return each GPU's images of a batch: for the first ones of ``gpus`` GPUs, so that each has at least one image.
 
     Raises ProblemError if there are several GPUs and the network does not compute each image by itself.
     """
     if gpus == 1:
-        return [(0, slice(None))]
+        return [slice(None)]
     if not splits(network, tuple(array.shape for array in data)):
         raise ProblemError(
             "device_ids: expected a network that computes each image by itself, with the images as the first axis "
             "of all data and outputs, got another one; pass one GPU"
         )
-    images = len(data[0])
+    images, gpus = len(data[0]), min(gpus, len(data[0]))
     edges = [images * gpu // gpus for gpu in range(gpus + 1)]
-    found = enumerate(map(slice, edges, edges[1:]))
-    return [(gpu, mine) for gpu, mine in found if mine.start < mine.stop]
+    return list(map(slice, edges, edges[1:]))
 
 
 def on_each(work: Callable[[int], None], gpus: Sequence[Gpu], threads: int | None = None) -> None:
@@ -120,8 +119,8 @@ class Inference:
         is_pinned: Sequence[bool],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        found = shares(self._engines[0].network, data, len(self._engines))
-        parts = [_Share(self._engines[gpu], mine, [x[mine] for x in data], is_pinned) for gpu, mine in found]
+        found = zip(self._engines, shares(self._engines[0].network, data, len(self._engines)))
+        parts = [_Share(engine, mine, [x[mine] for x in data], is_pinned) for engine, mine in found]
         first = parts[0].engine
         with locked([part.gpu for part in parts]):
             is_sent = bool(first.sent)

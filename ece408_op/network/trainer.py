@@ -73,8 +73,7 @@ class Trainer:
         Raises ProblemError if several GPUs are to share the batch of a network that, BatchNorm aside, does not compute
         each image by itself.
         """
-        network, most = self.network, min([len(self._gpus), *data[0].shape[:1]])  # each GPU gets at least one image
-        shares = [images for _, images in _inference.shares(self._unfused, data, most)]
+        network, shares = self.network, _inference.shares(self._unfused, data, len(self._gpus))
         new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
         pinned_inputs = [*pinned, *(False for _ in parameters)]
 
