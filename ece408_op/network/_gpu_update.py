@@ -10,13 +10,14 @@ array (``array_version``). If MXNet's write counts cannot be read, no copy is va
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from ece408_op.errors import ProblemError
 from ece408_op.plugin import array_version, host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
+from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.pinned import Pinned, using
 
@@ -38,8 +40,11 @@ _SENTINEL, _CHANGED = 0x7FA0E408, 0x7FE0E408
 #: Blocks per parameter.
 _UPDATE_BLOCKS = 64
 
-#: The addresses of a parameter and its gradient on the host.
-Addresses = tuple[int, int]
+
+@lru_cache(maxsize=4096)
+def host_view(address: int, shape: Shape) -> np.ndarray:
+    """Return a view of MXNet's memory, cached because making hundreds takes a millisecond; the address 0 is empty."""
+    return view_at(address, shape) if address else np.empty(shape, np.float32)
 
 
 class Deferred(NamedTuple):
@@ -57,7 +62,7 @@ class Deferred(NamedTuple):
 pending: OrderedDict[int, Deferred] = OrderedDict()
 #: The number of latest passes whose gradients are kept, so that networks without updates do not fill the GPU's memory.
 MOST_PASSES = 64
-_passes = itertools.count()
+_passes = count()
 #: Held to change ``pending``.
 _lock = threading.Lock()
 
@@ -147,15 +152,6 @@ class _Copy(NamedTuple):
     writes: int
 
 
-class HostArrays(NamedTuple):
-    """Views of MXNet's arrays for a parameter and its gradient, their addresses, and the gradient's bits as uint32."""
-
-    parameter: np.ndarray
-    gradient: np.ndarray
-    addresses: Addresses
-    bits: np.ndarray
-
-
 class State:
     """An optimiser's state for one parameter: float32 arrays, and the number of updates; and the parameter's copy.
 
@@ -172,7 +168,6 @@ class State:
         self._writes, self.gradient_writes = WriteCount(), WriteCount()
         #: All of the copy's fields in one object, which other threads read meanwhile (``cached_at``).
         self._copy: _Copy | None = None
-        self._host: HostArrays | None = None
         #: The parameter's address, and the object that pins its memory.
         self._pinned: tuple[int, Pinned | None] = 0, None
         #: The parameter and the gradient that the optimiser has checked, and an object that identifies the call which
@@ -190,21 +185,12 @@ class State:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
 
-    def host_arrays(self, addresses: Addresses) -> HostArrays:
-        """Return the views at these addresses, cached because making them takes microseconds."""
-        if self._host is None or self._host.addresses != addresses:
-            is_empty = 0 in self.shape
-            views = [np.empty(self.shape, np.float32) if is_empty else view_at(at, self.shape) for at in addresses]
-            self._host = HostArrays(views[0], views[1], addresses, views[1].reshape(-1).view(np.uint32))
-        return self._host
-
-    def pin(self, parameter: Any, host: HostArrays) -> None:
+    def pin(self, parameter: Any, address: int) -> None:
         """Pin the memory of ``parameter``, MXNet's array, at its second update at the same address."""
-        at = host.addresses[0]
-        if self._pinned[0] != at:
-            self._pinned = at, None
+        if self._pinned[0] != address:
+            self._pinned = address, None
         elif self._pinned[1] is None:
-            self._pinned = at, Pinned(parameter, at, host.parameter.nbytes)
+            self._pinned = address, Pinned(parameter, address, ITEM_BYTES * math.prod(self.shape))
 
     def begin(self, parameter: Any) -> _Copy | None:
         """Return the parameter's copy, if it is valid, for the caller to update, and drop it until ``keep``.
@@ -301,11 +287,11 @@ def apply(rule: Rule, updates: Sequence[Update]) -> None:
 
 
 class Operand(NamedTuple):
-    """One parameter of an update: MXNet's arrays, views of them, the state, learning rate and weight decay."""
+    """One parameter of an update: MXNet's arrays, their addresses, the state, learning rate and weight decay."""
 
     parameter: Any
     gradient: Any
-    host: HostArrays
+    addresses: tuple[int, int]
     state: State
     rate: float
     decay: float
@@ -322,12 +308,14 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     # If a gradient's array was written only once, by the backward pass, no element can have changed since.
     written_once = [one.state.gradient_writes.is_once(one.gradient) for one in operands]
     for one in operands:
-        one.state.pin(one.parameter, one.host)
+        one.state.pin(one.parameter, one.addresses[0])
     with _lock:
-        taken = [pending.pop(one.host.addresses[1], None) for one in operands]
+        taken = [pending.pop(one.addresses[1], None) for one in operands]
+    # The host arrays of each parameter and its gradient.
+    hosts = [[host_view(address, one.state.shape) for address in one.addresses] for one in operands]
     deferred = [
-        gradient if _is_deferred(gradient, one.host.bits, once) else None
-        for gradient, one, once in zip(taken, operands, written_once)
+        gradient if _is_deferred(gradient, host.reshape(-1).view(np.uint32), once) else None
+        for gradient, (_, host), once in zip(taken, hosts, written_once)
     ]
     gpus = [gradient.gpu if gradient else host_context.gpu(0) for gradient in deferred]
     different = list(dict.fromkeys(gpus))
@@ -335,7 +323,7 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
     def on_gpu(number: int) -> None:
         gpu = different[number]
         mine = [number for number, one in enumerate(gpus) if one is gpu]
-        targets = [operands[n].host.parameter for n in mine]
+        targets = [hosts[n][0] for n in mine]
         there: list[Any] = []
         for n in mine:
             copy, gradient = cached[n], deferred[n]
@@ -357,12 +345,11 @@ def update(rule: Rule, operands: Sequence[Operand]) -> None:
             apply(rule, updates)
             return packed, found
 
-        host = (array for n in mine for array in operands[n].host[:2])
-        inputs = [array for array, copy in zip(host, there) if copy is None]
+        inputs = [array for array, copy in zip(chain(*(hosts[n] for n in mine)), there) if copy is None]
         with using(targets) as flags, gpu.lock:
             found = with_retry([gpu], lambda _: step(gpu, inputs, targets, compute, pinned_outputs=flags))
         for n, array in zip(mine, found.arrays):
-            operands[n].state.keep(array, found, operands[n].host.addresses[0])
+            operands[n].state.keep(array, found, operands[n].addresses[0])
 
     on_each(on_gpu, different)
 

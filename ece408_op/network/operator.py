@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -18,7 +18,7 @@ from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import memory, pinned
 
 from ._gpu import CUDNN
-from ._gpu_update import check_unmarked
+from ._gpu_update import check_unmarked, host_view
 from ._inference import Inference
 from ._network import Network, parse
 from .engine import Engine, engine
@@ -216,7 +216,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
             if trainer:
                 # The forward pass changes the states, because MXNet does not expect the backward pass to do so.
                 targets = filled()[1]
-                views = {number: _view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
+                views = {number: host_view(at, shape) for at, (number, shape) in zip(addresses(), self._shapes.items())}
                 if self._leaves_gradients:
                     check_unmarked(views.values())
                 states = {number: view for number, view in views.items() if number in network.states}
@@ -246,7 +246,7 @@ class NetworkOp(fast_custom_op.FastCustomOp):
         asked = {number: array for number, array in zip(self._numbers, in_grad) if requests[number] != "null"}
         parameters = [number for number in asked if number in self._shapes]
         addresses = bridge.addresses(asked[number] for number in parameters)
-        gradients = {number: _view(at, self._shapes[number]) for number, at in zip(parameters, addresses)}
+        gradients = {number: host_view(at, self._shapes[number]) for number, at in zip(parameters, addresses)}
         for number, array in asked.items():
             if number not in gradients and array.size and array.dtype == np.float32:
                 gradients[number] = bridge.cpu_view(array)
@@ -286,10 +286,6 @@ class NetworkOp(fast_custom_op.FastCustomOp):
             bridge.cpu_view(one) if one.dtype == np.float32 else np.ascontiguousarray(one.asnumpy(), np.float32)
             for one in arrays
         ]
-
-
-#: Views of MXNet's memory by address and shape, cached because making hundreds of them takes a millisecond.
-_view = lru_cache(maxsize=4096)(bridge.view_at)
 
 
 def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Sequence[str]) -> None:

@@ -114,13 +114,12 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         for number, one in zip(indices, states):
             # A loaded state has its count of updates, which Module does not save elsewhere.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        places = zip(_addresses(weights, states), _addresses(gradients, states))
-        hosts = [one.host_arrays(pair) for one, pair in zip(states, places)]
+        addresses = zip(_addresses(weights, states), _addresses(gradients, states))
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
-        rule, operands = self._rule(), list(map(Operand, weights, gradients, hosts, states, rates, decays))
+        rule, operands = self._rule(), list(map(Operand, weights, gradients, addresses, states, rates, decays))
         engine_queue.queue(lambda: update(rule, operands), gradients, weights, type(self).__name__)
 
     update_multi_precision = update
