@@ -16,6 +16,9 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+S = mx.sym
+data = S.Variable("data")
+
 #: The ways that tests compute a network: on NumPy in place of CuPy, and on a GPU by either implementation.
 WAYS = ["numpy", pytest.param("auto", marks=pytest.mark.gpu), pytest.param("cudnn", marks=pytest.mark.gpu)]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
-from network_case import WAYS, computing, mx, mxnets, ndarrays, ours, values
+from network_case import WAYS, S, computing, data, mxnets, ours, values
+from training_case import compare
 
-import ece408_op
 from ece408_op.core.kernel import EPS32
 
-S = mx.sym
-data = S.Variable("data")
 #: cuDNN computes convolutions alone.
 WITHOUT_CUDNN = WAYS[:2]
 #: The operators that tests cover.
@@ -48,70 +46,13 @@ def check_outputs(symbol, shapes, way, terms=1, low=None):
         assert np.abs(ours_ - theirs).max(initial=0) <= bound
 
 
-def executor(symbol, args, aux, request="write"):
-    gradients = {name: mx.nd.zeros(array.shape) for name, array in args.items() if "label" not in name}
-    requests = {name: request if name in gradients else "null" for name in symbol.list_arguments()}
-    states = {name: mx.nd.array(array) for name, array in aux.items()}
-    return symbol.bind(mx.cpu(), ndarrays(args), gradients, requests, states)
-
-
-def step(symbol, args, aux, heads):
-    """Return the outputs, the gradients and the states after one step of training."""
-    bound = executor(symbol, args, aux)
-    outputs = [output.asnumpy() for output in bound.forward(is_train=True)]
-    bound.backward(None if heads is None else [mx.nd.array(head) for head in heads])
-    gradients = {name: array.asnumpy() for name, array in bound.grad_dict.items() if array is not None}
-    return outputs, gradients, {name: array.asnumpy() for name, array in bound.aux_dict.items()}
-
-
-def trained(symbol, args, aux, data_names):
-    params = ndarrays({name: array for name, array in args.items() if name not in data_names})
-    return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True)
-
-
-#: The step of the differences: their error is about 1e-10.
-STEP = 1e-6
-
-
-def check_differences(symbol, args, aux, heads, gradients, terms):
-    """Compare gradients with differences of MXNet's outputs in float64, along a random direction."""
-    stream = np.random.RandomState(7)
-    direction = {name: stream.uniform(-1, 1, array.shape) for name, array in args.items()}
-
-    def value(distance):
-        given = {name: mx.nd.array(array + distance * direction[name], dtype="d") for name, array in args.items()}
-        states = {name: mx.nd.array(array, dtype="d") for name, array in aux.items()}
-        outputs = symbol.bind(mx.cpu(), given, aux_states=states, grad_req="null").forward(is_train=True)
-        return sum((head * output.asnumpy()).sum() for head, output in zip(heads, outputs))
-
-    products = [(gradients[name].astype("d") * direction[name]).ravel() for name in args]
-    expected = (value(STEP) - value(-STEP)) / (2 * STEP)
-    bound = 4 * (terms + FUNCTION) * EPS32 * max(1, sum(np.abs(one).sum() for one in products))
-    assert abs(sum(one.sum() for one in products) - expected) <= bound, (symbol.tojson(), expected, products)
-
-
-def check_gradients(symbol, shapes, way, terms=1, low=None, is_loss=False, args=None, smooth=True):
-    """Compare a step of training with MXNet's, and with differences where outputs are smooth and no loss.
-
-    args: values of some arguments.
-    """
+def check_gradients(symbol, shapes, way, terms=1, low=None, is_loss=False, args=None):
+    """Compare a step of training with MXNet's. args: values of some arguments."""
     args, aux = random_values(symbol, shapes, low, **(args or {}))
     stream = np.random.RandomState(1)
     heads = None if is_loss else [stream.uniform(-1, 1, s).astype("f") for s in symbol.infer_shape(**shapes)[1]]
-    expected = step(symbol, args, aux, heads)
     with computing(way):
-        node, _, states = trained(symbol, args, aux, tuple(shapes))
-        got = step(node, args, {name: aux[name] for name in states}, heads)
-    pairs = list(zip(expected[0], got[0]))
-    for theirs, own in zip(expected[1:], got[1:]):
-        pairs += [(theirs[name], own[name]) for name in own]
-    assert set(got[1]) == set(expected[1])
-    if smooth and not is_loss:
-        check_differences(symbol, args, aux, heads, got[1], terms)
-    for theirs, own in pairs:
-        assert own.shape == theirs.shape
-        bound = 4 * (terms + FUNCTION) * EPS32 * np.abs(theirs).max(initial=1)
-        assert np.abs(own - theirs).max(initial=0) <= bound, (symbol.tojson(), own, theirs)
+        compare(symbol, args, aux, heads, inputs=tuple(shapes), terms=4 * (terms + FUNCTION))
 
 
 def examples(count):

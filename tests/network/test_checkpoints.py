@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from network_case import mx
-from test_training import images, ndarrays, small
+from network_case import mx, ndarrays
+from training_case import images, small
 
 import ece408_op
 

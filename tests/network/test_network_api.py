@@ -7,7 +7,7 @@ from pathlib import Path
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, on_numpy, ours, text_of, values
+from network_case import S, data, mx, mxnets, ndarrays, on_numpy, ours, text_of, values
 from process import printed
 
 import ece408_op
@@ -16,10 +16,6 @@ from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
 from ece408_op.plugin import bridge
-
-S = mx.sym
-data = S.Variable("data")
-
 
 pytestmark = pytest.mark.usefixtures("way")
 

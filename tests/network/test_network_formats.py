@@ -2,15 +2,12 @@
 
 import pytest
 from cuda_layers import H200
-from network_case import mx, mxnets, ours, text_of, values
+from network_case import S, data, mx, mxnets, ours, text_of, values
 
 import ece408_op
 from ece408_op.network import _formats, _split_layers
 from ece408_op.network._elementwise import Combination
 from ece408_op.network._network import parse
-
-S = mx.sym
-data = S.Variable("data")
 
 
 def wide(x, name, filters=32, kernel=3, pad=1, **others):

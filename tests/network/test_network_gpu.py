@@ -5,9 +5,9 @@ import gc
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, mxnets, ndarrays, ours, require, values, wait_until
+from network_case import S, data, mx, mxnets, ndarrays, ours, require, values, wait_until
 from process import printed
-from test_training import bound, node_of, step
+from training_case import bound, node_of, step
 
 import ece408_op
 from ece408_op.bench import _networks
@@ -17,8 +17,6 @@ from ece408_op.network import engine
 from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
-S = mx.sym
-data = S.Variable("data")
 layer = S.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name="layer")
 ZOO = ["resnet18_v1", "vgg11", "squeezenet1.0", "mobilenet1.0", "densenet121"]
 

@@ -3,7 +3,7 @@
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, on_numpy, require_gpus, values
+from network_case import S, data, mx, mxnets, ndarrays, on_numpy, require_gpus, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -11,8 +11,6 @@ from ece408_op.network import _inference, engine
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
-S = mx.sym
-data = S.Variable("data")
 pytestmark = pytest.mark.usefixtures("way")
 
 

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_case import mx, mxnets, ndarrays, ours, text_of, values
+from network_case import S, data, mx, mxnets, ndarrays, ours, text_of, values
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError, ProblemError
 from ece408_op.network._network import parse, splits
 from ece408_op.network._schedule import plan
-
-S = mx.sym
-data = S.Variable("data")
 
 
 def classifier():

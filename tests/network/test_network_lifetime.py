@@ -6,14 +6,13 @@ from contextlib import nullcontext
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, on_numpy, values, wait_until
+from network_case import S, mx, ndarrays, on_numpy, values, wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError
 from ece408_op.network import engine
 from ece408_op.runtime import cuda
 
-S = mx.sym
 pytestmark = [pytest.mark.usefixtures("way", "no_collection"), on_numpy]
 
 

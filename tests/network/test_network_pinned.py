@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, on_numpy, require_gpus, values, wait_until
+from network_case import S, mx, ndarrays, on_numpy, require_gpus, values, wait_until
 from network_fake import Gpu
 
 import ece408_op
@@ -15,7 +15,6 @@ from ece408_op.network import engine
 from ece408_op.plugin import bridge
 from ece408_op.runtime import pinned
 
-S = mx.sym
 pytestmark = pytest.mark.usefixtures("way")
 
 

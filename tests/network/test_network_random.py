@@ -6,9 +6,8 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from network_case import WAYS, mx, mxnets, ours, require, values
+from network_case import WAYS, S, mx, mxnets, ours, require, values
 
-S = mx.sym
 #: Networks, layers of one, and the most elements of a value.
 NETWORKS, LAYERS, MOST = 12, 16, 100_000
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, ours
+from network_case import S, ours
 
 from ece408_op.network import engine
 from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
-S = mx.sym
 #: Rows, columns and length of the sums, not much more than split precision needs; x is padded for TMA.
 SIZES = (521, 65, 1030)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from network_case import mx, on_numpy, updater
+from network_case import S, data, mx, ndarrays, on_numpy, updater
 from network_fake import Array, no_room
-from test_training import S, assert_close, data, images, module, ndarrays, node_of, one_layer, step, steps
+from training_case import assert_close, fitted, images, module, node_of, one_layer, step, steps
 
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
@@ -56,8 +56,8 @@ def test_a_kvstore_that_updates(tmp_path):
 def test_parameters_are_mxnets(rule, gradients):
     name, words = RULES[rule]
     symbol, args, aux = network(None)
-    theirs = steps(module(symbol, args, aux, name, words), [6] * 5)
-    ours = steps(module(network(gradients)[0], args, aux, f"gpu{name}", words), [6] * 5)
+    theirs = fitted(symbol, args, aux, name, words, [6] * 5)
+    ours = fitted(network(gradients)[0], args, aux, f"gpu{name}", words, [6] * 5)
     for got, expected in zip(ours, theirs):
         assert_close(got, expected)
     change = max(np.abs(theirs[0][key].asnumpy() - args[key]).max() for key in theirs[0])

@@ -6,9 +6,8 @@ import gc
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, require_gpus, updater
-from test_training import S, assert_close, images
-from test_training_gpus import on_gpus, plain
+from network_case import S, mx, ndarrays, require_gpus, updater
+from training_case import assert_close, images, on_gpus, plain
 
 import ece408_op
 from ece408_op.errors import DeviceError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from network_case import require_gpus
-from test_training import assert_close, bound, images
-from test_training_gpus import on_gpus, plain
+from training_case import assert_close, bound, images, on_gpus, plain
 
 from ece408_op.network import _cuda_graphs, _training, trainer
 

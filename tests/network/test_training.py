@@ -4,121 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, on_numpy, text_of, values
+from network_case import S, data, mx, ndarrays, on_numpy, text_of, values
 from network_fake import Stream
+from training_case import assert_close, bound, compare, compare_layers, images, node_of, results, small, step
 
 import ece408_op
 from ece408_op import data as fashion
 from ece408_op import models
-from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
 from ece408_op.network._network import parse
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
-S = mx.sym
-data = S.Variable("data")
-
-
 pytestmark = pytest.mark.usefixtures("way")
-
-
-def node_of(symbol, args, aux=(), inputs=("data", "softmax_label"), **options):
-    params = ndarrays({name: array for name, array in args.items() if name not in inputs})
-    return ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), for_training=True, **options)[0]
-
-
-def bound(symbol, args, aux, request="write"):
-    names = [name for name in symbol.list_arguments() if "label" not in name]
-    requests = {name: (request if isinstance(request, str) else request.get(name, "write")) for name in names}
-    gradients = {name: mx.nd.ones(args[name].shape) for name in names}
-    requests.update({name: "null" for name in symbol.list_arguments() if name not in names})
-    return symbol.bind(mx.cpu(), ndarrays(args), gradients, requests, ndarrays(aux))
-
-
-def assert_close(got, expected, terms=2000):
-    assert got.keys() == expected.keys()
-    for name in got:
-        theirs = expected[name].asnumpy()
-        worst = np.abs(got[name].asnumpy() - theirs).max(initial=0)
-        assert worst <= terms * EPS32 * np.abs(theirs).max(initial=1), (name, worst)
-
-
-def step(executor, heads=None):
-    executor.forward(is_train=True)
-    executor.backward(heads)
-    return executor
-
-
-def results(executor, shared=True):
-    """Return what a step has computed, by name: MXNet's uses of one layer change its states in another order."""
-    found = {f"gradient to {n}": g for n, g in executor.grad_dict.items() if g is not None}
-    found |= {name: state for name, state in executor.aux_dict.items() if shared or not name.startswith("shared")}
-    return {**found, **{f"output {number}": output for number, output in enumerate(executor.outputs)}}
-
-
-def compare(symbol, args, aux=(), heads=None, request="write", steps=1):
-    """Run both for some steps; compare outputs, gradients and states."""
-    aux, found = dict(aux), []
-    for one in (node_of(symbol, args, aux), symbol):
-        executor = bound(one, args, aux, request)
-        for _ in range(steps):
-            step(executor, heads and [mx.nd.array(head) for head in heads])
-        found.append(results(executor))
-    assert_close(*found)
-
-
-def one_layer(weight, gradient, x=data, on_gpu=True):
-    """Return an executor of ``x``, for ones (4, 3), times a weight, whose gradient stays on the GPU."""
-    symbol = S.FullyConnected(x, S.Variable("w"), num_hidden=len(weight), no_bias=True)
-    symbol = node_of(symbol, {"w": weight.asnumpy()}, gradients="gpu") if on_gpu else symbol
-    return symbol.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), "w": weight}, {"w": gradient})
-
-
-def compare_layers(symbol, shape, steps=2):
-    """Compare for random data of that shape, and random gradients of the outputs."""
-    stream = np.random.RandomState(1)
-    heads = [stream.uniform(-1, 1, each) for each in symbol.infer_shape(data=shape)[1]]
-    compare(symbol, *values(symbol, {"data": shape}), heads, steps=steps)
-
-
-def small():
-    """A network with a loss, whose layers have gradients of all kinds."""
-    x = S.Convolution(data, kernel=(3, 3), num_filter=8, pad=(1, 1), no_bias=True, name="first")
-    x = S.Activation(S.BatchNorm(x, fix_gamma=False, name="norm"), act_type="relu")
-    shortcut = S.Convolution(x, kernel=(1, 1), num_filter=8, no_bias=True, name="shortcut")
-    x = S.Pooling(x + shortcut, kernel=(2, 2), stride=(2, 2), pool_type="max")
-    x = S.FullyConnected(S.Flatten(x), num_hidden=10, name="last")
-    return S.SoftmaxOutput(x, name="softmax")
-
-
-def images(symbol, batch=6, seed=0):
-    args, aux = values(symbol, {"data": (batch, 3, 8, 8)}, seed)
-    return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
-
-
-def module(symbol, args, aux, rule, words):
-    """Return a Module with these arrays, for batches of six images, and a learning rate that falls."""
-    found = mx.mod.Module(symbol, context=mx.cpu())
-    found.bind([("data", (6, 3, 8, 8))], [("softmax_label", (6,))])
-    params = {name: array for name, array in args.items() if name not in ("data", "softmax_label")}
-    found.init_params(arg_params=ndarrays(params), aux_params=ndarrays(aux))
-    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.7)
-    found.init_optimizer(optimizer=rule, optimizer_params={**words, "lr_scheduler": schedule, "rescale_grad": 1 / 6})
-    return found
-
-
-def steps(found, batches, first=0):
-    """Return a Module's parameters and states after steps on batches of these sizes."""
-    for seed, batch in enumerate(batches, first):
-        given, _ = images(small(), batch, seed)
-        labels = mx.nd.array(given["softmax_label"])
-        found.forward_backward(mx.io.DataBatch([mx.nd.array(given["data"])], [labels]))
-        found.update()
-    # MXNet's executors do not wait for BatchNorm's states.
-    mx.nd.waitall()
-    return found.get_params()
 
 
 @pytest.mark.parametrize("request_", ["write", "add", {"data": "null", "first_weight": "null", "last_bias": "add"}])
@@ -178,10 +77,10 @@ def test_passes_that_a_cuda_graph_repeats(monkeypatch):
     monkeypatch.setattr(cuda, "captured", lambda *given: captured.append(given) or original(*given))
     (args, aux), count = images(symbol), 2
     ours, theirs = ([bound(one, args, aux) for _ in range(count)] for one in (node_of(symbol, args, aux), symbol))
-    for step in range(4):
+    for seed in range(0, 2 * 4, 2):
         for executors in (ours, theirs):
-            for number, one in enumerate(executors):
-                args, aux = images(symbol, seed=2 * step + number)
+            for number, one in enumerate(executors, seed):
+                args, aux = images(symbol, seed=number)
                 one.copy_params_from(ndarrays(args), ndarrays(aux))
                 one.forward(is_train=True)
             for one in executors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from network_case import mx
-from test_training import assert_close
+from training_case import assert_close
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from network_case import mx, on_numpy, require_gpus, values
+from network_case import S, data, mx, ndarrays, on_numpy, require_gpus
 from network_fake import Communicator
-from test_training import S, assert_close, bound, data, images, module, ndarrays, node_of, results, small, step, steps
+from training_case import assert_close, bound, fitted, images, normalized, odd, on_gpus, plain, results, small, step
 
 import ece408_op
 from ece408_op.errors import GraphError, ProblemError
@@ -13,19 +13,6 @@ from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda, nccl
 
 pytestmark = pytest.mark.usefixtures("two_gpus")
-
-
-def plain():
-    """A network with a loss, and parameters that are used twice, but without BatchNorm."""
-    w = S.Variable("w")
-    x = S.Activation(S.Convolution(data, kernel=(3, 3), num_filter=8, pad=(1, 1), name="first"), act_type="relu")
-    x = S.Convolution(x, w, kernel=(1, 1), num_filter=8, no_bias=True, name="second")
-    x = S.Pooling(S.Convolution(x, w, kernel=(1, 1), num_filter=8, no_bias=True, name="third"), kernel=(2, 2))
-    return S.SoftmaxOutput(S.FullyConnected(S.Flatten(x), num_hidden=10, name="last"), name="softmax")
-
-
-def on_gpus(symbol, args, aux, numbers, **options):
-    return node_of(symbol, args, aux, device_ids=numbers, **options)
 
 
 def test_several_outputs_and_labels_in_any_shape():
@@ -43,24 +30,6 @@ def test_several_outputs_and_labels_in_any_shape():
 
 
 WORDS = {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3}
-
-
-def normalized():
-    """A network whose BatchNorms have all that they may have; one is used twice, and one reads the data."""
-    x = S.BatchNorm(data, fix_gamma=True, eps=0.01, name="of_data")
-    x = S.Convolution(x, kernel=(3, 3), num_filter=5, pad=(1, 0), name="with_bias")
-    x = S.relu(S.BatchNorm(x, fix_gamma=False, momentum=0.7, name="taking_bias"))
-    shared = {name: S.Variable(f"shared_{name}") for name in ("gamma", "beta", "moving_mean", "moving_var")}
-    for number in range(2):
-        x = S.BatchNorm(S.tanh(x), **shared, fix_gamma=False, momentum=0.6, name=f"use{number}")
-    x = x + S.BatchNorm(x, axis=2, fix_gamma=False, name="of_rows")
-    x = S.BatchNorm(x, use_global_stats=True, fix_gamma=False, name="stored")
-    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=10, name="last"), name="softmax")
-
-
-def odd(symbol, batch, seed=0):
-    args, aux = values(symbol, {"data": (batch, 3, 7, 5)}, seed)
-    return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
 
 
 #: Networks, their arrays, and requests of gradients.
@@ -103,7 +72,7 @@ def test_batch_sizes_that_change(network, options):
     theirs = (symbol, "sgd") if network is plain else (on_gpus(symbol, args, aux, [0], **options), rule)
     several = (on_gpus(symbol, args, aux, [0, 1], **options), rule)
     batches = (7, 7, 7, 3, 6, 6, 6)
-    found = [steps(module(each, args, aux, name, WORDS), batches) for each, name in (several, theirs)]
+    found = [fitted(each, args, aux, name, WORDS, batches) for each, name in (several, theirs)]
     for got, expected in zip(*found):
         assert_close(got, expected, 20_000)
     assert max(np.abs(found[0][0][name].asnumpy() - args[name]).max() for name in found[0][0]) > 1e-2

@@ -7,8 +7,7 @@ import pytest
 from network_case import mx
 from network_fake import OutOfMemoryError
 from process import printed
-from test_training import assert_close, bound, images, results, small, step
-from test_training_gpus import normalized, odd, on_gpus
+from training_case import assert_close, bound, images, normalized, odd, on_gpus, results, small, step
 
 from ece408_op.errors import DeviceError
 from ece408_op.network import _training, trainer
@@ -139,8 +138,8 @@ def test_a_kernel_that_fails_in_a_queued_backward_pass_ends_what_waits_for_it():
 _FAILING = """
 import os, sys
 import cupy, ece408_op
-from test_training import bound, mx
-from test_training_gpus import normalized, odd, on_gpus
+from network_case import mx
+from training_case import bound, normalized, odd, on_gpus
 from ece408_op.network._training_gpu import GpuOperators
 symbol = normalized()
 args, aux = odd(symbol, 6)

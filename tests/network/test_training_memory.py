@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from network_case import mx, on_numpy, updater, wait_until
 from network_fake import captured_once, no_room
-from test_training import bound, images, node_of, one_layer, small, step
+from training_case import bound, images, node_of, one_layer, small, step
 
 import ece408_op
 from ece408_op.errors import DeviceError
