@@ -64,31 +64,6 @@ def test_parameters_are_mxnets(rule, gradients):
     assert change > 1e-3
 
 
-def test_a_gluon_trainer_with_frozen_parameters_and_a_layer_outside():
-    def trained(rule, **options):
-        mx.random.seed(5)
-        net, behind = mx.gluon.nn.HybridSequential(prefix="net_"), mx.gluon.nn.Dense(10, prefix="behind_")
-        with net.name_scope():
-            net.add(mx.gluon.nn.Conv2D(4, 3, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(7))
-        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (8, 3, 6, 6)))
-        for one in (net, behind):
-            one.initialize(mx.init.Xavier())
-        net[0].weight.grad_req = "null"
-        first = ece408_op.gluon.on_gpu(net, x, **options) if options else net
-        behind(net(x))
-        first.hybridize()
-        params = {**net.collect_params(), **behind.collect_params()}
-        learner, measure = mx.gluon.Trainer(params, rule, {"learning_rate": 0.1}), mx.gluon.loss.SoftmaxCELoss()
-        for number in range(4):
-            with mx.autograd.record():
-                loss = measure(behind(first(x)), mx.nd.arange(8))
-            loss.backward()
-            learner.step(8 + number)
-        return {name: parameter.data() for name, parameter in params.items()}
-
-    assert_close(trained("gpuadam", gradients="gpu"), trained("adam"))
-
-
 def test_one_update_of_many_networks():
     """As of the parts around layers that no gpu_network supports."""
 

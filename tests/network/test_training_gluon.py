@@ -13,39 +13,46 @@ from ece408_op.errors import GraphError, ProblemError
 pytestmark = pytest.mark.usefixtures("way")
 
 
-@pytest.mark.parametrize("mode", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybrid", "static"])
-def test_a_gluon_block(mode):
-    """Losses of a trainer's steps; oneDNN's layers behind the network pass gradients back in a blocked layout."""
+STATIC = {"static_alloc": True, "static_shape": True}
 
-    def losses(on_gpu):
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "words", "options"),
+    [({}, "sgd", {}, {}), (STATIC, "sgd", {}, {}), ({}, "adam", {"epsilon": 1e-4}, {"gradients": "gpu"})],
+    ids=["hybrid", "static", "gradients on the GPU"],
+)
+def test_a_gluon_block(mode, rule, words, options):
+    """With a frozen parameter. oneDNN's layers behind the network pass gradients back in a blocked layout."""
+
+    def trained(on_gpu):
         mx.random.seed(3)
-        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        net, behind = (mx.gluon.nn.HybridSequential(prefix=prefix) for prefix in ("net_", "behind_"))
         with net.name_scope():
             net.add(mx.gluon.nn.Conv2D(16, 3, padding=1, use_bias=False), mx.gluon.nn.BatchNorm())
             net.add(mx.gluon.nn.Activation("relu"), mx.gluon.nn.Conv2D(16, 3))
-        behind = mx.gluon.nn.HybridSequential(prefix="behind_")
         with behind.name_scope():
             behind.add(mx.gluon.nn.Conv2D(16, 3, strides=2), mx.gluon.nn.Dense(10))
         x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (8, 3, 12, 12)))
         for one in (net, behind):
             one.initialize(mx.init.Xavier())
-        first = ece408_op.gluon.on_gpu(net, x) if on_gpu else net
+        net[3].weight.grad_req = "null"
+        first = ece408_op.gluon.on_gpu(net, x, **options) if on_gpu else net
         assert list(first.collect_params()) == list(net.collect_params())
         behind(net(x))
         first.hybridize(**mode)
         behind.hybridize()
-        trainers = [mx.gluon.Trainer(one.collect_params(), "sgd", {"learning_rate": 0.05}) for one in (net, behind)]
-        measure, found = mx.gluon.loss.SoftmaxCrossEntropyLoss(), []
-        for _ in range(5):
+        parameters = {**net.collect_params(), **behind.collect_params()}
+        name = f"gpu{rule}" if on_gpu and options else rule
+        learner = mx.gluon.Trainer(parameters, name, {"learning_rate": 0.05, **words})
+        for number in range(5):
             with mx.autograd.record():
-                loss = measure(behind(first(x)), mx.nd.arange(8)).mean()
+                loss = mx.gluon.loss.SoftmaxCELoss()(behind(first(x)), mx.nd.arange(8))
             loss.backward()
-            for trainer in trainers:
-                trainer.step(1)
-            found.append(loss.asscalar())
-        return [*found, *(p.data().asnumpy().sum() for p in net.collect_params().values()), first(x).asnumpy().sum()]
+            learner.step(8 + number)
+        found = {name: parameter.data() for name, parameter in parameters.items()}
+        return {**found, "loss": loss, "inference": first(x)}
 
-    np.testing.assert_allclose(losses(True), losses(False), rtol=2e-3, atol=2e-4)
+    assert_close(trained(True), trained(False))
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
