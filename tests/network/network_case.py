@@ -59,12 +59,12 @@ def mxnets(symbol, args, aux):
     return [output.asnumpy() for output in executor.forward(is_train=False)]
 
 
-def ours(symbol, args, aux, data=("data",), way="numpy", calls=1):
+def ours(symbol, args, aux, data=("data",), way="numpy", calls=1, **options):
     """Return the outputs of gpu_network's last call; ``data`` names the arguments that are no parameters."""
     with computing(way):
         params = ndarrays({n: a for n, a in args.items() if n not in data})
-        impl = "auto" if way == "numpy" else way
-        node, params, states = ece408_op.gpu_network(symbol, params, ndarrays(aux), impl=impl)
+        options = {"impl": "auto" if way == "numpy" else way, **options}
+        node, params, states = ece408_op.gpu_network(symbol, params, ndarrays(aux), **options)
         given = ndarrays({n: a for n, a in args.items() if n in node.list_arguments()})
         executor = node.bind(mx.cpu(), given, aux_states=states, grad_req="null")
         for _ in range(calls):

@@ -213,13 +213,10 @@ def new(filters=8, **attributes):
     return S.Custom(data, op_type="New", kernel=(5, 5), num_filter=filters, name="new0", **attributes)
 
 
-def outputs_of_new(channels=1, filters=8, impl="auto", named="auto"):
+def outputs_of_new(way, named, channels=1, filters=8, impl="auto"):
     """Return the output of one New by gpu_network, and MXNet's."""
     args, _ = values(new(filters), {"data": (3, channels, 20, 20)})
-    weight = ndarrays({"new0_weight": args["new0_weight"]})
-    node, params, _ = ece408_op.gpu_network(new(filters, impl=named), weight, impl=impl)
-    executor = node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params})
-    return executor.forward(is_train=False)[0].asnumpy(), mxnets(new(filters), args, {})[0]
+    return ours(new(filters, impl=named), args, {}, way=way, impl=impl)[0], mxnets(new(filters), args, {})[0]
 
 
 @pytest.mark.parametrize("attributes", [{"device": "cpu"}, {"impl": "direct"}, {"impl": "loops", "device": "gpu"}])
@@ -234,7 +231,7 @@ def test_a_new_for_the_cpu_is_refused_by_name(attributes):
 def test_a_new_is_computed_by_the_implementation_that_it_names(way, named, impl):
     if impl == "cudnn":
         pytest.importorskip("cudnn")
-    got, expected = outputs_of_new(impl=impl, named=named)
+    got, expected = outputs_of_new(way, named, impl=impl)
     assert np.abs(got - expected).max() < 1e-5
     if way == "numpy":
         used = [network_fake.Chooser.chosen["new0"].name]
@@ -243,7 +240,7 @@ def test_a_new_is_computed_by_the_implementation_that_it_names(way, named, impl)
     assert used == [named]
 
 
-def test_kernels_plan_for_the_alignments_that_they_know():
+def test_kernels_plan_for_the_alignments_that_they_know(way):
     naive, alignments = dispatch.find("naive"), []
 
     def plan(problem, chip, aligned):
@@ -251,13 +248,13 @@ def test_kernels_plan_for_the_alignments_that_they_know():
         return naive.plan(problem, chip, aligned)
 
     with dispatch.added(replace(naive, name="mine", plan=plan)):
-        outputs_of_new(named="mine")
+        outputs_of_new(way, "mine")
     assert {*alignments} <= {4, 8, 16}
 
 
-def test_a_named_implementation_that_cannot_compute_its_layer_raises():
+def test_a_named_implementation_that_cannot_compute_its_layer_raises(way):
     with pytest.raises(UnsupportedError, match=r"'new0' \(New\): impl: .*unrolled: filters: at most 65536 bytes"):
-        outputs_of_new(200, 200, named="unrolled")
+        outputs_of_new(way, "unrolled", 200, 200)
 
 
 @on_numpy  # test_network_split has the GPU's results
@@ -265,9 +262,7 @@ def test_a_named_implementation_that_cannot_compute_its_layer_raises():
 def test_large_fully_connected_layers_are_computed_in_split_precision(rows, chosen):
     symbol = S.Activation(S.FullyConnected(data, num_hidden=70, name="fc"), act_type="relu")
     args, _ = values(symbol, {"data": (rows, 1030)})
-    node, params, _ = ece408_op.gpu_network(symbol, ndarrays({n: a for n, a in args.items() if n != "data"}))
-    got = node.bind(mx.cpu(), {**ndarrays(args), **params}).forward(is_train=False)[0].asnumpy()
-    assert np.abs(got - mxnets(symbol, args, {})[0]).max() < 1e-4
+    assert np.abs(ours(symbol, args, {})[0] - mxnets(symbol, args, {})[0]).max() < 1e-4
     assert network_fake.Chooser.chosen["fc"].name == chosen
 
 

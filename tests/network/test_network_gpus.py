@@ -3,7 +3,7 @@
 import network_fake
 import numpy as np
 import pytest
-from network_case import S, data, mx, mxnets, ndarrays, on_numpy, require_gpus, values
+from network_case import S, data, mx, on_numpy, ours, require_gpus, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -14,30 +14,13 @@ from ece408_op.runtime import cuda
 pytestmark = pytest.mark.usefixtures("way")
 
 
-def on_several(symbol, args, numbers):
-    """Return the output of gpu_network on GPUs of these numbers."""
-    params = ndarrays({n: a for n, a in args.items() if n != "data"})
-    node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
-    return node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params}).forward(is_train=False)[0].asnumpy()
-
-
-@pytest.mark.parametrize("images", [1, 2, 7])
-@pytest.mark.parametrize("numbers", [[0, 1], [1, 0], [1, 0, 2]])
-def test_several_gpus_share_the_images_in_order(way, images, numbers):
-    require_gpus(way, max(numbers) + 1)
-    symbol = S.FullyConnected(S.Convolution(data, kernel=(3, 3), num_filter=4, name="conv"), num_hidden=3, name="fc")
-    args, aux = values(symbol, {"data": (images, 2, 8, 8)})
-    (expected,) = mxnets(symbol, args, aux)
-    assert np.abs(on_several(symbol, args, numbers) - expected).max() < 1e-5
-
-
 @on_numpy
 def test_gpus_that_share_a_batch_have_fewer_copying_threads(monkeypatch):
     found, original, gpu = [], engine.copying_threads, network_fake.Gpu(threads=16)
     monkeypatch.setattr(_inference, "copying_threads", lambda *_: found.append(original(gpu, 1 << 30)) or 1)
     args, _ = values(data, {"data": (4, 5)})
     for numbers in ([0], [0, 1]):
-        assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
+        assert (ours(data * 2, args, {}, device_ids=numbers)[0] == 2 * args["data"]).all()
     assert found == [8, 4, 4]
     assert [original(gpu, copied, 12, 1) for copied in (0, 3, 99)] == [1, 3, 12]
 
@@ -75,7 +58,7 @@ def test_images_that_depend_on_each_other_stay_on_one_gpu(way):
     require_gpus(way, 2)
     args, _ = values(data, {"data": (4, 5)})
     with pytest.raises(mx.MXNetError, match="device_ids: expected a network that computes each image by itself"):
-        on_several(S.softmax(data, axis=0), args, [0, 1])
+        ours(S.softmax(data, axis=0), args, {}, way=way, device_ids=[0, 1])
 
 
 def test_a_gpu_that_fails_is_named(way, monkeypatch):
@@ -91,4 +74,4 @@ def test_a_gpu_that_fails_is_named(way, monkeypatch):
 
     monkeypatch.setattr(engine.Engine, "chunks", fails_on_the_second)
     with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):
-        on_several(symbol, args, [0, 1])
+        ours(symbol, args, {}, way=way, device_ids=[0, 1])

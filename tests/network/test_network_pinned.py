@@ -55,8 +55,8 @@ def compare_calls(ours, theirs, images):
         np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("images", [1, 7, 300])
-@pytest.mark.parametrize("numbers", [[0], [1, 0]])
+@pytest.mark.parametrize("images", [1, 2, 7, 300])
+@pytest.mark.parametrize("numbers", [[0], [0, 1], [1, 0], [1, 0, 2]])
 def test_each_call_has_the_data_of_its_time(way, images, numbers, uses):
     require_gpus(way, len(numbers))
     compare_calls(*bound(images, numbers), images)
