@@ -246,8 +246,9 @@ class _Norm(ProgramComputation):
         self._operator, self._plain = node.operator, ArrayComputation(chooser.arrays, node)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        known = all(array is not None for array in inputs[1:])
-        factors = [each.astype(np.float32) for each in self._operator.factors(inputs[1:])] if known else []
+        # The operator's own method allocates memory, which a CUDA graph would use after others have it.
+        self.repeatable = all(array is not None for array in inputs[1:])
+        factors = [each.astype(np.float32) for each in self._operator.factors(inputs[1:])] if self.repeatable else []
         self._parameters = dict(zip(("scale", "shift"), factors))
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:

@@ -172,7 +172,7 @@ class Schedule:
         self.plan = plan(self.network, shapes, scratch, sizes)
         self._scales_at = round_up(self.plan.bytes, ALIGNMENT)
         #: Whether a CUDA graph can repeat the work: all computations are repeatable, and there is at least one.
-        self.repeatable = {one.repeatable for one in self.computations.values()} == {True}
+        self.repeatable = False
 
     @property
     def bytes(self) -> int:
@@ -183,6 +183,7 @@ class Schedule:
         """Give every computation its parameters, by number in the given network; call this again when they change."""
         for number, computation in self.computations.items():
             computation.prepare([parameters.get(self._original.get(value, -1)) for value in self._reads[number]])
+        self.repeatable = {one.repeatable for one in self.computations.values()} == {True}
 
     def bind(self, variables: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
         """Return the call that computes the network, and its outputs, which the next run overwrites.

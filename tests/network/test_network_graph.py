@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from cuda_layers import H200
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_case import S, data, mx, mxnets, ndarrays, ours, text_of, values
@@ -14,8 +15,9 @@ from network_case import S, data, mx, mxnets, ndarrays, ours, text_of, values
 import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError, ProblemError
+from ece408_op.network._gpu import Chooser
 from ece408_op.network._network import parse, splits
-from ece408_op.network._schedule import plan
+from ece408_op.network._schedule import Schedule, plan
 
 
 def classifier():
@@ -262,6 +264,16 @@ def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filte
     ):
         nodes = [node.op for _, node in fused(symbol, {"data": (2, 3, 8, 8)}).operators]
         assert sorted(nodes) == sorted(ops)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cuda_graph_repeats_a_batch_norm_only_if_its_parameters_are_known(known):
+    """Otherwise it allocates memory at each call."""
+    network = fused(S.BatchNorm(data, name="norm"), {"data": (2, 3, 4)})
+    chooser = Chooser("auto", "float32", 0, H200)
+    schedule = Schedule(network, network.infer([(2, 3, 4)]), chooser.choose, chooser.accepts)
+    schedule.prepare({number: np.ones(3, "f") for number in network.parameters if known})
+    assert schedule.repeatable is known
 
 
 @pytest.mark.parametrize("groups", [1, 3])
