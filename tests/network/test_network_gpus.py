@@ -44,14 +44,16 @@ def test_several_gpus_have_the_parameters_of_their_call():
 
 @on_numpy
 def test_parameters_that_did_not_arrive_are_sent_again(monkeypatch):
+    """At the first call, and after parameters have changed."""
     executor, _ = bound_several()
-    executor.forward(is_train=False)[0].wait_to_read()
-    executor.arg_dict["factor"][:] = 7
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda.cupy(), "asarray", network_fake.no_room)
-        with pytest.raises(DeviceError, match="no room"):
-            executor.forward(is_train=False)[0].wait_to_read()
-    assert (executor.forward(is_train=False)[0].asnumpy() == 7).all()
+    words = r"GPU \d: the GPU's memory: expected room for the network's parameters, got no room; end other programs"
+    for factor in (3, 7):
+        executor.arg_dict["factor"][:] = factor
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda.cupy(), "asarray", network_fake.no_room)
+            with pytest.raises(DeviceError, match=words):
+                executor.forward(is_train=False)[0].wait_to_read()
+        assert (executor.forward(is_train=False)[0].asnumpy() == factor).all()
 
 
 def test_images_that_depend_on_each_other_stay_on_one_gpu(way):
