@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
-from network_case import WAYS, S, computing, data, mxnets, ours, values
+from network_case import S, computing, data, mxnets, ours, values
 from training_case import compare
 
 from ece408_op.core.kernel import EPS32
 
-#: cuDNN computes convolutions alone.
-WITHOUT_CUDNN = WAYS[:2]
 #: The operators that tests cover.
 tested = set()
 #: Errors of a function of one element, in units in the last place: CUDA's functions err by at most 4, for tanhf (CUDA

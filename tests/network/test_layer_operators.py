@@ -162,7 +162,6 @@ def test_a_batch_norm_that_is_used_twice():
 
 
 @case.covers("SoftmaxOutput")
-@pytest.mark.parametrize("way", case.WITHOUT_CUDNN)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=2, max_size=4).map(tuple),
     over=st.sampled_from([{}, {"multi_output": True}, {"preserve_shape": True}]),
