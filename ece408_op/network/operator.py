@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -88,29 +88,22 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
                 f"gpu_network: expected no control flow around it, got {self._given['__subgraph_name__']!r}"
             )
         shapes = dict(zip(network.arguments, (list(shape) for shape in in_shape)))
-        states = []
         for number, name in zip(network.parameters, network.names(network.parameters)):
-            expected = network.shape(number)
-            if number in network.states:
-                states.append(list(expected))
-                continue
-            got = shapes[name]
+            expected, got = network.shape(number), shapes.get(name)  # that of a state is not given
             if got and (len(got) != len(expected) or any(a not in (-1, b) for a, b in zip(got, expected))):
                 raise ProblemError(
                     f"{name}: expected shape {expected}, with which gpu_network was called, got {tuple(got)}"
                 )
             shapes[name] = list(expected)
+        states = [shapes[name] for name in network.state_names]
         data = [tuple(shapes[name]) for name in network.names(network.data)]
-        if any(not shape or min(shape) < 0 for shape in data):
-            return self._of_inputs(shapes), [[] for _ in network.outputs], states
-        values = network.infer(data)
-        for number, name in zip(network.labels, network.names(network.labels)):
-            shapes[name] = shapes[name] or list(values[number])
-        outputs = [list(values[value]) for value in network.outputs]
-        return self._of_inputs(shapes), outputs, states
-
-    def _of_inputs(self, shapes: Mapping[str, Any]) -> list[Any]:
-        return [shapes[name] for name in self._parsed().arguments] + ([[2]] if self._seeded else [])
+        outputs: list[Any] = [[] for _ in network.outputs]
+        if all(shape and min(shape) >= 0 for shape in data):
+            values = network.infer(data)
+            for number, name in zip(network.labels, network.names(network.labels)):
+                shapes[name] = shapes[name] or list(values[number])
+            outputs = [list(values[value]) for value in network.outputs]
+        return [shapes[name] for name in network.arguments] + [[2]] * self._seeded, outputs, states
 
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
