@@ -376,7 +376,9 @@ def is_unary(operator: Operator | None) -> bool:
 
 def _literal(value: Any) -> str:
     """Return a float32 in CUDA C++."""
-    return f"__int_as_float(0x{np.float32(value).view(np.uint32):08x})"
+    number = np.float32(value)
+    # As a number where it is one: the compiler finds no minimum or maximum in a clip to __int_as_float.
+    return f"({float(number)!r}f)" if np.isfinite(number) else f"__int_as_float(0x{number.view(np.uint32):08x})"
 
 
 def reduced_to(xp: Any, x: Any, shape: Shape) -> Any:
