@@ -300,10 +300,12 @@ def _symbol(graph: Graph, where: str) -> Any:
 
 
 def _types(internals: Any) -> dict[str, str]:
-    """Return the names of the types that MXNet infers from the graph without input types, by node name."""
-    try:
-        _, types, _ = internals.infer_type_partial()
-    except mx.MXNetError:
-        return {}
-    known = zip(internals.list_outputs(), types or ())
-    return {name.removesuffix("_output"): np.dtype(dtype).name for name, dtype in known if dtype is not None}
+    """Return the names of the types that MXNet infers, by node name; variables of unknown type count as float32."""
+    types: Any = ()
+    with suppress(mx.MXNetError):
+        arguments, types, _ = internals.infer_type_partial()
+        # A cast of automatic mixed precision has no type while that of its input is unknown.
+        unknown = [name for name, dtype in zip(internals.list_arguments(), arguments) if dtype is None]
+        _, types, _ = internals.infer_type_partial(**dict.fromkeys(unknown, np.float32))
+    known = ((name, np.dtype(dtype)) for name, dtype in zip(internals.list_outputs(), types) if dtype is not None)
+    return {name.removesuffix("_output"): (dtype.names or [dtype.name])[0] for name, dtype in known}
