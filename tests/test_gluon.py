@@ -96,6 +96,14 @@ def test_options_go_to_the_operator_and_wrong_ones_are_refused():
         ece408_op.gluon.Conv2D(4, 3, layout="NHWC")
 
 
+def test_casts_of_mixed_precision_stay():
+    data, x = mx.sym.Variable("data", dtype="float32"), images()
+    rounded = mx.sym.amp_cast(mx.sym.amp_cast(data, dtype="float16"), dtype="float32")
+    block = mx.gluon.SymbolBlock(ece408_op.New(rounded, kernel=(3, 3), num_filter=2), [data])
+    block.initialize()
+    np.testing.assert_array_equal(block(x).asnumpy(), block(x.astype("float16").astype("float32")).asnumpy())
+
+
 def test_arrays_of_mx_np():
     with mx.util.np_shape(True), mx.util.np_array(True):
         own, mine = (layer(4, 3, in_channels=3, prefix="a_") for layer in (nn.Conv2D, ece408_op.gluon.Conv2D))

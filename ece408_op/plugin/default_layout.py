@@ -116,7 +116,8 @@ def _cached_op_with_slices(cached_op: Any) -> Any:
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
             self._recorded: Any = None
-            graph, of_numpy = json.loads(sym.tojson()), isinstance(sym, mx.sym.np._Symbol)
+            # By default, tojson drops the casts that automatic mixed precision inserted.
+            graph, of_numpy = json.loads(sym.tojson(remove_amp_cast=False)), isinstance(sym, mx.sym.np._Symbol)
             self._reordered = _network_inputs(graph, sym)
             if any(map(_op_type, graph["nodes"])):
                 sym = _with_slices(graph, of_numpy, outputs_too=False)
