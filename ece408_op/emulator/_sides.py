@@ -25,7 +25,10 @@ _NEITHER = re.compile(
 )
 #: A constant's value is the compiler's, but not an array's elements.
 _CONSTANT = re.compile(r"\bconst(?:expr)?\b")
-_FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*(?:noexcept\s*)?\Z")
+#: In front of a function's parameters: maybe a macro that stands for __device__.
+_MACRO = re.compile(r"\A[^(]*\b[A-Z][A-Z0-9_]+\b")
+_CLASS = re.compile(r"\A[^(]*\b(?:struct|class)\b[^(]*\Z")
+_FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*(?:const\s*)?(?:noexcept\s*)?\Z")
 _VARIABLE = re.compile(r"[\w>*&]\s*[\s*&]\s*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)(?:=.*)?\Z", re.DOTALL)
 #: In front of a name that is used, not declared.
 _USES = r"(?:return|else|case|goto|new|delete|throw|sizeof|do|and|or|not)"
@@ -56,7 +59,9 @@ def check(text: str) -> None:
     if annotated:
         said = "__host__ or __device__ annotation on lambda requires --extended-lambda nvcc flag, which is not set"
         raise _error(text, annotated.end(), said)
-    functions, variables, ours = set(), set(), set()
+    functions: set[str] = set()  # with a point in front of those of classes
+    variables: set[str] = set()
+    ours: set[str] = set()
     bodies: list[tuple[str, str, int, str]] = []
     for head, begin, body in _declarations(masked):
         function = _FUNCTION.search(head) if body else None
@@ -67,16 +72,27 @@ def check(text: str) -> None:
             ours.add(function[1] if function else "")
             if function and "__host__" not in head:
                 bodies.append((function[1], head, begin, body))
+        elif body and _CLASS.search(head):
+            for hosts, name in _members(body):
+                (functions if hosts else ours).add(f".{name}")
         elif _NEITHER.search(head.partition("(")[0]):
             continue
         elif function:
-            functions.add(function[1])
+            (ours if _MACRO.search(head) else functions).add(function[1])
         elif not body and "(" not in head.partition("=")[0]:
             variable = _VARIABLE.search(head)
             if variable and (variable[2] or not _CONSTANT.search(head)):
                 variables.add(variable[1])
     for each in bodies:
         _check_body(text, *each, functions - ours - _known(), variables, ours)
+
+
+def _members(body: str) -> Iterator[tuple[bool, str]]:
+    """Yield the functions in a class's body: whether each is the host's alone, and its name."""
+    for head, _, inner in _declarations(body[1:-1]):
+        function = _FUNCTION.search(head) if inner else None
+        if function:
+            yield not (_SPACES.search(head) or _MACRO.search(head)), function[1]
 
 
 def device_lines(text: str) -> frozenset[int]:
@@ -106,19 +122,21 @@ def _check_body(
     if value:
         raise _error(text, begin + value.end(), "initializer not allowed for __shared__ variable")
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
-    for other in sorted(functions):
-        pattern = rf"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*{other}\s*(?:<[^;(){{}}]*>\s*)?\("
-        calls += [(one, other) for one in re.finditer(pattern, body) if not _declared(other, head, body)]
+    for each in sorted(functions):
+        other, member = each.lstrip("."), each[0] == "."
+        front = r"(?:\.|->)\s*" if member else r"(?<![\w.>:])(?:(?:mxnet|op)\s*::\s*)*"
+        used = re.finditer(rf"{front}{other}\s*(?:<[^;(){{}}]*>\s*)?\(", body)
+        calls += [(one, other) for one in used if member or not _declared(other, head, body)]
     for found, other in calls:
         statement = max(body.rfind(mark, 0, found.start()) for mark in ";{}")
         if not _COMPUTED.match(body, max(0, statement), found.start()):
             said = f'calling a __host__ function("{other}") from a __global__ or __device__ function("{name}")'
             raise _error(text, begin + found.start(), f"{said} is not allowed")
     for other in sorted(variables):
-        used = re.search(rf"(?<![\w.>:]){other}\b", body)
-        if used and not _declared(other, head, body):
+        first = re.search(rf"(?<![\w.>:]){other}\b", body)
+        if first and not _declared(other, head, body):
             said = f'identifier "{other}" is undefined in device code ("{name}"): it is a variable of the host\'s'
-            raise _error(text, begin + used.start(), said)
+            raise _error(text, begin + first.start(), said)
 
 
 def _error(text: str, at: int, message: str) -> CompileError:
@@ -158,4 +176,5 @@ def _declarations(masked: str) -> Iterator[tuple[str, int, str]]:
 def _known() -> frozenset[str]:
     """Names of functions that CUDA has too."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(CUDA.glob("*.h")))
-    return frozenset(re.findall(r"\b([A-Za-z_]\w*)\s*\(", text)) | {"max", "min", "abs"}
+    names = frozenset(re.findall(r"\b([A-Za-z_]\w*)\s*\(", text)) | {"max", "min", "abs"}
+    return names | {f".{name}" for name in names}

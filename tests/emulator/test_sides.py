@@ -44,6 +44,16 @@ SIDES = {
     ),
     "a device function": ("__device__ float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", ""),
     "a function for both": ("__host__ __device__ int one() { return 1; }", "y[i] = one();", ""),
+    "a member function of the host's": (
+        "struct Own { int twice() const { return 2; } __device__ int once() { return 1; } };",
+        "Own own; const int one = own.once();\ny[i] = one + own.twice() + x[i];",
+        'function("twice")',
+    ),
+    "a macro of both sides": (
+        "#define BOTH __host__ __device__\nBOTH int one() { return 1; } struct Own { BOTH int two() { return 2; } };",
+        "Own own;\ny[i] = one() + own.two();",
+        "",
+    ),
     "constants": ("const int a = 1; constexpr float b = 2; enum { c = 3 }; #define d 4", "y[i] = a + b + c + d;", ""),
     "names of its own": (
         "int n = 4, rows; void scale(int) {} int count(int n) { return n; }",
