@@ -16,9 +16,11 @@ from ._errors import UnsupportedCodeError
 
 CUDA = Path(__file__).parent / "cuda"
 
-#: The kernel of a launch, with its namespaces and template arguments, and the brackets, which may have spaces.
+#: The kernel of a launch, with its namespaces and template arguments, as an element of an array, in parentheses or by a
+#: macro with parameters; and the brackets, which may have spaces.
 _LAUNCH = re.compile(
-    r"((?:::\s*)?\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>\s*)?)?(<[ \t]*<[ \t]*<)"
+    r"((?:(?:::\s*)?\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>\s*|\[[^][;]*\]\s*)?"
+    r"|\w*\s*\([^();{}]*\)\s*))?(<[ \t]*<[ \t]*<)"
 )
 _LAUNCH_END = re.compile(r">[ \t]*>[ \t]*>\s*\(")
 _PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"

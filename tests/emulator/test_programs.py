@@ -165,6 +165,13 @@ DECLARED = """
 #: Changes of a submission that is right and stays so.
 CHANGES = {
     "spaces in a launch's brackets": {"<<<": " << < ", ">>>": " >> > ", "float sum": "int a = 1 << 2;\nfloat sum"},
+    "a kernel by an address, in an array and by a macro": {
+        "forward_kernel<<<": """decltype(&forward_kernel) all[] = {forward_kernel};
+        (*all[0])<<<1, 1>>>(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
+        #define KERNEL(name) forward_##name
+        KERNEL(kernel)<<<1, 1>>>(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
+        all[B - 1]<<<""",
+    },
     "a header that MXNet included": {"cudaStream_t s": "std::map<int, int> m;\ncudaStream_t s"},
     "the most threads of a kernel": {
         "cudaStream_t s": """cudaFuncAttributes most;
