@@ -66,6 +66,8 @@ _VARIABLE = re.compile(r"^\t\.size\t(\S+), \d+\n(?=\1:\n\t\.zero\t)", re.MULTILI
 _GAP = 64 * 1024
 #: In assembly: the call that -fsanitize-coverage puts in front of a basic block; and a conditional branch or a label.
 _HOOK, _BLOCK_END = re.compile(r"\tcall\t__sanitizer_cov_trace_pc\b"), re.compile(r"\tj(?!mp)\w+\t|\.L\d+:")
+#: Calls of the C library that access memory: hooks.cpp has functions that tell the emulator first.
+_COPIES = re.compile(r"(\t(?:call|jmp)\t)(?=mem(?:cpy|move|set)\n)")
 #: A section of one constant, read-only or not.
 _CONSTANT = re.compile(r'^(\t\.section\tece408_constant)\d+,"aw?', re.MULTILINE)
 #: The gaps behind the last variable of shared and of constant memory.
@@ -149,6 +151,8 @@ def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = N
     assembly.with_name("warnings").write_text(compile_with(command, source, seconds), encoding="utf-8")
     text = _with_lines_of_branches(assembly.read_text(encoding="utf-8"))
     text = _CONSTANT.sub(r'\1,"aw', _VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text))
+    if not folder:
+        text = _COPIES.sub(r"\1ece408_", text)
     last = _LAST_GAPS if folder else ""  # the runtime is linked last
     assembly.write_text(text + last, encoding="utf-8")
     return assembly

@@ -117,7 +117,7 @@ def _run_function(number: int, case: Case) -> str:
     for step, first, images in steps:
         if isinstance(step, CopyToConstant):
             source = f"b[{case.buffers.index(step.source)}]"
-            lines.append(f"std::memcpy((void *)&{step.symbol}, {source}.p, {step.bytes});")
+            lines.append(f"cudaMemcpyToSymbol({step.symbol}, {source}.p, {step.bytes});")
             continue
         assert isinstance(step, Launch)
         grid, block = (", ".join(map(str, size)) for size in (step.grid, step.block))

@@ -130,12 +130,21 @@ WRONG = {
         "__shared__ float s[64];\ns[i] = x[i];\n__syncthreads();\nconst float v = s[63 - i];\n"
         "__pipeline_memcpy_async(s + i, x + 64 + i, 4);\n__pipeline_commit();\n__syncthreads();\n"
         "__pipeline_wait_prior(0);\ny[i + 64 * b] = v;",
-        {("race", 8, 9)},
+        {("race", 8, 9), ("uninitialised", 8, 0)},
     ),
     "a copy that nobody waits for": (
         "__shared__ float s[64];\n__pipeline_memcpy_async(s + i, x + i, 4);\n__pipeline_commit();\n"
         "y[i + 64 * b] = s[i];",
         {("uninitialised", 8, 0)},
+    ),
+    "a copy over other values that nobody waits for": (
+        "__shared__ float s[64];\ns[i] = x[i];\n__pipeline_memcpy_async(s + i, x + 64 + i, 4);\n__pipeline_commit();\n"
+        "y[i + 64 * b] = s[i];",
+        {("uninitialised", 9, 0)},
+    ),
+    "a call that sets memory": (
+        "__shared__ float s[64];\nif (i == 0) memset(s, 0, 128 * gridDim.x);\ny[i + 64 * b] = s[i];",
+        {("race", 7, 6)},
     ),
     "a mask without the lane that calls": (
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
@@ -290,6 +299,7 @@ HOST = {
         "run<<<2, 2048>>>(y.dptr_, x.dptr_, w.dptr_);",
         {("call", 9, 0), ("call", 10, 0), ("call", 11, 0)},
     ),
+    "a call that sets memory": ("memset(y.dptr_, 0, x.shape_.Size());", {("out of bounds", 9, 0)}),
     "no bytes": ("cudaMemset(nullptr, 0, 0); cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDefault);", set()),
     "an exit": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); exit(0);", {("crash", 9, 0)}),
     "an exit without handlers": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); _exit(0);", {("crash", 0, 0)}),

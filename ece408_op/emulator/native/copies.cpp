@@ -37,7 +37,7 @@ void copy_later(unsigned to, const void *from, int bytes) {
     const InRuntime scope;
     // Another address of the same call: one instruction has counters of both spaces.
     count_access(target, bytes, WRITE, static_cast<const char *>(code) - 1);
-    if (racing) watch_shared(uintptr_t(target), bytes, current, WRITE, code);
+    if (racing) watch_shared(uintptr_t(target), bytes, current, WRITE, code), forget_shared(uintptr_t(target), bytes);
     open_groups[current].push_back({target, from, bytes, code});
 }
 

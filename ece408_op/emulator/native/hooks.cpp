@@ -1,5 +1,6 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
 #include <cstdio>
+#include <cstring>
 
 #include "internal.h"
 
@@ -80,6 +81,19 @@ static void range(void *p, long bytes, Operation operation, const void *code) {
 }
 extern "C" void __tsan_read_range(void *p, long n) { range(p, n, READ, HERE); }
 extern "C" void __tsan_write_range(void *p, long n) { range(p, n, WRITE, HERE); }
+// What the program calls in the place of memcpy and its kind: see _build.py.
+extern "C" void *ece408_memmove(void *to, const void *from, size_t n) {
+    range(const_cast<void *>(from), n, READ, HERE), range(to, n, WRITE, HERE);
+    return std::memmove(to, from, n);
+}
+extern "C" void *ece408_memcpy(void *to, const void *from, size_t n) {
+    range(const_cast<void *>(from), n, READ, HERE), range(to, n, WRITE, HERE);
+    return std::memcpy(to, from, n);
+}
+extern "C" void *ece408_memset(void *to, int value, size_t n) {
+    range(to, n, WRITE, HERE);
+    return std::memset(to, value, n);
+}
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void *) {
     if (!in_kernel) return;

@@ -80,6 +80,7 @@ size_t constant_bytes();  // of all __constant__ variables
 size_t used_shared();  // bytes of static shared memory that the launch has used
 void clear_shared(size_t dynamic_bytes);
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
+void forget_shared(uintptr_t address, int bytes);  // until a copy there is done, it has no value
 size_t shared_size();
 
 // hooks.cpp

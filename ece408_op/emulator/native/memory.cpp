@@ -305,6 +305,11 @@ void clear_shared(size_t bytes) {
     written.assign(shared_size(), 0);
 }
 
+void forget_shared(uintptr_t address, int bytes) {
+    const uintptr_t at = shared_offset(address);
+    if (at + bytes <= written.size()) std::memset(&written[at], 0, bytes);
+}
+
 // Returns false where the access is none of the block's shared memory.
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code) {
     if (address - static_shared < static_bytes) {
