@@ -131,12 +131,12 @@ def run_layers(
 
 def _with_unset(report: Report, program: Program) -> Report:
     """Add a finding where y holds numbers as large as a variable without a value: ``_build`` gives it -1.7e38."""
-    count = int((np.abs(report.y) > _UNSET).sum())
-    if not count:
+    large = report.y[np.abs(report.y) > _UNSET]
+    line, name = _unset_variable(program) if large.size else (0, "")
+    if not name and not np.isfinite(large).any():  # halves that overflow are infinite too
         return report
-    line, name = _unset_variable(program)
     words = f"y was computed from a variable that has no value at first{f': {name}' if name else ''}"
-    finding = Finding("uninitialised", line, 0, words, count, program.source if line else "")
+    finding = Finding("uninitialised", line, 0, words, large.size, program.source if line else "")
     return replace(report, findings=(finding, *report.findings))
 
 
@@ -152,7 +152,8 @@ def _unset_variable(program: Program) -> tuple[int, str]:
     masked = mask(program.text)
     for found in _DECLARED.finditer(masked):
         name = found[1] or found[2]
-        used = re.compile(rf"(\w*)\s*\(?\s*\b{name}\b(?:\s*\[[^\]]*\]|\.\w+)*\s*([+-]=)?").search(masked, found.end())
+        element, itself = rf"\b{name}\b(?:\s*\[[^\]]*\]|\.\w+)*\s*", rf"[+-]=|=(?=[^;]*\b{name}\b)"
+        used = re.compile(rf"(\w*)\s*\(?\s*{element}({itself})?").search(masked, found.end())
         if used and (used[2] or (found[2] and used[1] == "mma_sync")):
             *_, start = re.finditer(r'^#line (\d+) "(.*)"\n', program.text[: found.start()], re.MULTILINE)
             line = int(start[1]) + program.text.count("\n", start.end(), found.start())
