@@ -51,7 +51,8 @@ _COMPUTED = re.compile(
 def check(text: str) -> None:
     """Raise CompileError for the first use, in a kernel or a device function, of what only the host has.
 
-    Also for a ``__shared__`` variable with an initializer, which nvcc refuses and g++ does not. And
+    Also for what else nvcc refuses and g++ does not: a ``__shared__`` variable with an initializer, a ``__device__``
+    variable in a function, a kernel that returns a value, and a call of a kernel without ``<<<...>>>``. And
     UnsupportedCodeError where one allocates memory or has a reference as a parameter, which the emulator lacks.
     """
     masked = _without_directives(text)
@@ -62,13 +63,14 @@ def check(text: str) -> None:
     functions: set[str] = set()  # with a point in front of those of classes
     variables: set[str] = set()
     ours: set[str] = set()
+    kernels: set[str] = set()
     bodies: list[tuple[str, str, int, str]] = []
     for head, begin, body in _declarations(masked):
         function = _FUNCTION.search(head) if body else None
         if _SPACES.search(head):
-            if function and "__global__" in head and "&" in function[0]:  # nvcc compiles it
-                said = "a kernel's parameter is a reference, on a GPU an address of the host's memory: pass it by value"
-                raise UnsupportedCodeError(text.count("\n", 0, begin) + 1, said)
+            if function and "__global__" in head:
+                _check_kernel(text, function, head, begin)
+                kernels.add(function[1])
             ours.add(function[1] if function else "")
             if function and "__host__" not in head:
                 bodies.append((function[1], head, begin, body))
@@ -85,6 +87,24 @@ def check(text: str) -> None:
                 variables.add(variable[1])
     for each in bodies:
         _check_body(text, *each, functions - ours - _known(), variables, ours)
+    _check_calls(text, masked, kernels - functions)
+
+
+def _check_calls(text: str, masked: str, kernels: set[str]) -> None:
+    for head, begin, body in _declarations(masked):
+        for kernel in sorted(kernels) if not _SPACES.search(head) else ():
+            call = re.search(rf"(?<![\w.>:]){kernel}\s*(?:<[^;(){{}}<>]*>\s*)?\(", body)
+            if call and not _declared(kernel, head, body):
+                said = f"a __global__ function call must be configured: {kernel}<<<grid, block>>>(...)"
+                raise _error(text, begin + call.start(), said)
+
+
+def _check_kernel(text: str, function: re.Match[str], head: str, begin: int) -> None:
+    if not re.search(r"\bvoid\b", head):
+        raise _error(text, begin, "a __global__ function must have a void return type")
+    if "&" in function[0]:  # nvcc compiles it
+        said = "a kernel's parameter is a reference, on a GPU an address of the host's memory: pass it by value"
+        raise UnsupportedCodeError(text.count("\n", 0, begin) + 1, said)
 
 
 def _members(body: str) -> Iterator[tuple[bool, str]]:
@@ -121,6 +141,9 @@ def _check_body(
     value = _SHARED_VALUE.search(body)
     if value:
         raise _error(text, begin + value.end(), "initializer not allowed for __shared__ variable")
+    device = re.search(r"__(?:device|constant|managed)__(?![^;{]*\()", body)
+    if device:
+        raise _error(text, begin + device.start(), f'a "{device[0]}" variable is not allowed inside a function\'s body')
     calls = [(one, one[1] or one[2]) for one in _LIBRARY.finditer(body) if (one[1] or one[2]) not in ours]
     for each in sorted(functions):
         other, member = each.lstrip("."), each[0] == "."

@@ -44,6 +44,17 @@ SIDES = {
     ),
     "a device function": ("__device__ float twice(float a) { return 2 * a; }", "y[i] = twice(x[i]);", ""),
     "a function for both": ("__host__ __device__ int one() { return 1; }", "y[i] = one();", ""),
+    "a kernel with a result": (
+        "", "}\n__global__ int f(int *y) { return y[0];  // x[i]", "must have a void return type",
+    ),
+    "a variable of the GPU's in a function": ("", "y[i] = 0;\n__device__ float a = x[i];", '"__device__" variable'),
+    "a call of a kernel": (
+        "", "}\ntemplate <int N> __global__ void f(int *y) {} void g() {\nf<2>(0);  // x[i]", "f<<<grid, block>>>(...)",
+    ),
+    "launches": (
+        "", "}\n__global__ void f(int *y) {} void g() { f<<<1, 2>>>(0); f <<< 1, 2 >>> (0); void (*h)(int *) = f; }\n"
+        "struct F { void f(int *y); void g() { f(0); }", "",
+    ),
     "a member function of the host's": (
         "struct Own { int twice() const { return 2; } __device__ int once() { return 1; } };",
         "Own own; const int one = own.once();\ny[i] = one + own.twice() + x[i];",
