@@ -22,7 +22,7 @@ from ._report import Finding, Report
 #: operators, or a forward that is declared otherwise than the course's.
 _OTHER_OPTIONS = (
     ("CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", "-DECE408_GRADE_OPERATORS"),
-    ("ambiguous|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
+    ("forward.*ambiguous|ambiguous.*forward|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
 )
 #: The compiler's message on the course's part if the file has no forward.
 _NO_FORWARD = re.compile(r"after\.h:\d+.*\Wforward\W was not declared")

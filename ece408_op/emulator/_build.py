@@ -290,7 +290,7 @@ def _messages(text: str, source: str) -> tuple[tuple[int | None, str], ...]:
         if found:
             same = Path(found[1]).name == source
             number = int(found[2]) if same else user
-            (own if number else others).append((number, found[3] if number else line))
+            (own if number else others).append((number, found[3].replace(" [-fpermissive]", "") if number else line))
             user = None
         elif "undefined reference" in line:
             others.append((None, line[line.index("undefined reference") :]))

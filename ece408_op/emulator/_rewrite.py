@@ -46,8 +46,8 @@ _LOOP = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\((?:[^;:]|::)*;(?!\s*;)")
 #: With more, g++ takes half a minute for a loop from threadIdx.x to a constant.
 _MOST_UNROLLED = 128
 _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
-#: g++ knows ``__shared__`` as static, which may stand once.
-_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
+#: g++ knows ``__shared__`` as static, which may stand once, and not in front of a parameter.
+_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b|(?<=[(,])\s*__shared__\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
 _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 #: ``"=r"(a)``, where a may have parentheses, such as ``static_cast<unsigned>(__cvta_generic_to_shared(&s[(i)]))``.

@@ -120,11 +120,19 @@ def test_an_array_of_variable_length_is_an_error_in_a_kernel_alone(programs: Pat
     assert caught.value.lines[0][0] == source[: source.index("float window")].count("\n") + 1
 
 
-def test_a_constants_address_in_a_pointer_to_a_variable_is_an_error(programs: Path) -> None:
-    source = changed("naive.cuh", {"float sum": "float *pixels = x; pixels[0] = 1;\nfloat sum"})
-    with pytest.raises(emulator.CompileError, match="invalid conversion from .const float") as caught:
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("float *pixels = x; pixels[0] = 1;", "invalid conversion from .const float.* to .float..$"),
+        ("y[0] = max(0, x[0]);", r"max\(int, const float&\).* is ambiguous$"),
+        ("y[0] = min(sizeof(x), K);", r"min\(long unsigned int, const int&\).* is ambiguous$"),
+    ],
+)
+def test_types_that_nvcc_does_not_convert_are_an_error(code: str, message: str, programs: Path) -> None:
+    source = changed("naive.cuh", {"float sum": f"{code}\nfloat sum"})
+    with pytest.raises(emulator.CompileError, match=message) as caught:
         report(source, programs)
-    assert caught.value.lines[0][0] == source[: source.index("*pixels")].count("\n") + 1
+    assert caught.value.lines[0][0] == source[: source.index(code)].count("\n") + 1
 
 
 @pytest.mark.parametrize("call", ["atomicMax(y, 1.0f)", "atomicCAS(y, 1, 2)", "__reduce_add_sync(~0u, 1.0f)"])
@@ -155,6 +163,7 @@ GROUPS = """
 """
 #: Vectors as constants, partly initialised and in arrays of zeros; dynamic shared memory, aligned in other ways.
 DECLARED = """
+    const auto at = [](__shared__ float *s, int n) -> float & { return s[n]; };
     constexpr int2 tap = {0, 1};
     float2 pair = {0.f}; float4 some = {1, 2}, sums[2][2] = {0};
     __shared__ extern float one[];

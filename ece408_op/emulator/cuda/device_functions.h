@@ -12,10 +12,14 @@ ECE408_MIN_MAX(long long)
 ECE408_MIN_MAX(unsigned long long)
 ECE408_MIN_MAX(float)
 ECE408_MIN_MAX(double)
-// Of two different types of numbers, by the usual conversions.
+// Of two different types, where nvcc takes them: not max(0, x) of an int and a float.
+template <typename T>
+constexpr int ece408_kind = std::is_floating_point<T>::value ? 1 : std::is_integral<T>::value && sizeof(T) <= 4 ? 2
+                            : std::is_same<T, long>::value || std::is_same<T, unsigned long>::value ? 3
+                            : std::is_integral<T>::value ? 4 : 0;
 template <typename A, typename B>
-using ece408_common = std::enable_if_t<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value &&
-                                       !std::is_same<A, B>::value, std::common_type_t<A, B>>;
+using ece408_common = std::enable_if_t<ece408_kind<A> && ece408_kind<A> == ece408_kind<B> && !std::is_same<A, B>::value,
+                                       std::common_type_t<A, B>>;
 template <typename A, typename B>
 inline ece408_common<A, B> min(A a, B b) { return min(ece408_common<A, B>(a), ece408_common<A, B>(b)); }
 template <typename A, typename B>
