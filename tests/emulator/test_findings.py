@@ -300,6 +300,11 @@ HOST = {
     "a constant that the host's code writes": ("filters[x.shape_[1]] = 1;", {("call", 9, 0)}),
     "a constant as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, filters);", {("call", 9, 0)}),
     "a variable as an argument": ("run<<<1, 64>>>(y.dptr_, x.dptr_, table);", {("call", 9, 0)}),
+    "a constant's address and text for its name": (
+        "cudaMemcpyToSymbol(&filters, w.dptr_, 8);\n"
+        'if (cudaMemcpyToSymbol("filters", w.dptr_, 4) == cudaErrorInvalidSymbol) return;',
+        {("call", 9, 0), ("call", 10, 0)},
+    ),
     "a reset": ("cudaDeviceReset();", {("call", 9, 0)}),
     "calls that fail": (
         "float h[60]; cudaMemcpyToSymbol(filters, h, sizeof h);\ncudaFree(y.dptr_ + 1);\n"

@@ -58,6 +58,8 @@ cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind
 
 cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
                         cudaMemcpyKind kind, bool to_symbol, const void *code) {
+    if (!is_symbol(symbol))
+        return failed(cudaErrorInvalidSymbol, "a copy to or from a symbol takes the variable's name, without & and quotes", code);
     if (offset + bytes > symbol_bytes) {
         const std::string text = "the copy of " + std::to_string(bytes) + " bytes goes beyond the end of the symbol, which has " +
                                  std::to_string(symbol_bytes);
@@ -82,9 +84,10 @@ static const struct Error {
                     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
                     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
                     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+                    {cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
                     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}};
 static const Error &known(cudaError_t error) {
-    return *std::find_if(known_errors, known_errors + 4, [=](const Error &each) { return each.number == error; });
+    return *std::find_if(known_errors, std::end(known_errors) - 1, [=](const Error &each) { return each.number == error; });
 }
 const char *cudaGetErrorName(cudaError_t error) { return known(error).name; }
 const char *cudaGetErrorString(cudaError_t error) { return known(error).text; }

@@ -54,6 +54,7 @@ struct InRuntime {
 // memory.cpp
 enum class Space { SHARED, GLOBAL, LOCAL, CONSTANT, PROGRAM, HOST };
 Space space_of(uintptr_t address);
+bool is_symbol(const void *pointer);  // in a variable of the program
 // The last plain write of a word of global memory in a launch; parts of blocks are numbered from launch to launch.
 struct GlobalWrite {
     long part = 0, epoch = 0;

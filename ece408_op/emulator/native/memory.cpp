@@ -193,10 +193,13 @@ bool is_gpu_address(const void *pointer) {
     return found && address < found->end && found->address_taken;
 }
 
+bool is_symbol(const void *pointer) {
+    const Space space = space_of(uintptr_t(pointer));
+    return space == Space::CONSTANT || (space == Space::PROGRAM && pointer >= __data_start);
+}
+
 void check_argument(const void *pointer, const void *code) {
-    const uintptr_t address = uintptr_t(pointer);
-    const Space space = space_of(address);
-    if ((space == Space::CONSTANT || (space == Space::PROGRAM && address >= uintptr_t(__data_start))) && !is_gpu_address(pointer))
+    if (is_symbol(pointer) && !is_gpu_address(pointer))
         report("call", "an argument of the launch is the host's address of a variable; kernels use __constant__ and "
                "__device__ variables by their names", code);
 }
