@@ -150,6 +150,15 @@ WRONG = {
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
         {("barrier", 6, 0), ("undefined", 6, 0)},
     ),
+    "two calls that exchange values": (
+        "float one;\nif (i % 2) one = __shfl_sync(~0u, x[i], 1);\nelse one = __shfl_sync(~0u, x[i], 2);\n"
+        "y[i + 64 * b] = one;",
+        {("barrier", 6, 7), ("barrier", 7, 6)},
+    ),
+    "a call in a loop that exchanges values": (
+        "float one = 0;\nfor (int n = 0; n < 2 + i / 32; n++) one += __shfl_sync(~0u, x[i], n);\ny[i + 64 * b] = one;",
+        set(),
+    ),
     "two halves with masks that do not fit": (
         "float one = 0;\nif (i % 32 < 16) one =\n__shfl_sync(0xffffffff, x[i], 1);\nelse one = "
         "__shfl_sync(0xffff0000, x[i], 20);\ny[i + 64 * b] = one;",
@@ -312,6 +321,10 @@ HOST = {
         {("call", 9, 0), ("call", 10, 0), ("call", 11, 0)},
     ),
     "a call that sets memory": ("memset(y.dptr_, 0, x.shape_.Size());", {("out of bounds", 9, 0)}),
+    "a pointer for its address": (
+        "const int n = x.shape_[0];\nfloat *own; cudaMalloc((void **)own, n);",
+        {("crash", 10, 0)},
+    ),
     "no bytes": ("cudaMemset(nullptr, 0, 0); cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyDefault);", set()),
     "an exit": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); exit(0);", {("crash", 9, 0)}),
     "an exit without handlers": ("run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); _exit(0);", {("crash", 0, 0)}),

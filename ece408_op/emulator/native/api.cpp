@@ -98,6 +98,7 @@ cudaError_t cudaGetLastError() {
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use) {
+    last_code = uint32_t(uintptr_t(__builtin_return_address(0)));  // `to` may have no value
     *to = device_malloc(bytes, host_may_use);
     if (*to) return cudaSuccess;
     return failed(cudaErrorMemoryAllocation, "cudaMalloc: more memory than the emulated GPU has, 4 GB",

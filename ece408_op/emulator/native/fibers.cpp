@@ -40,6 +40,7 @@ WarpBarrier warp_barriers[32][32];  // by warp
 unsigned ended_lanes[32], waited_at[32], giving[32];
 bool progress;
 unsigned long long registers[32][32];
+const void *givers[32][32];  // the calls that gave them
 
 // Save the callee's registers on this stack, and continue on another one.
 extern "C" void ece408_switch(void **save, void *load);
@@ -244,13 +245,18 @@ unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&al
     const InRuntime scope;
     if (!code) code = __builtin_return_address(0);
     const int warp = current / 32;
-    registers[warp][current % 32] = value;
+    registers[warp][current % 32] = value, givers[warp][current % 32] = code;
     giving[warp] |= 1u << current % 32;
     warp_barrier(mask, code);
     std::memcpy(all, registers[warp], sizeof all);
     const unsigned there = mask & lanes_of_warp() & ~ended_lanes[warp], participants = there & giving[warp];
     if (participants != there)
         report("barrier", "lanes of one warp exchange values while others wait at a __syncwarp()", code);
+    for (unsigned left = participants; left; left &= left - 1)
+        if (const void *const other = givers[warp][__builtin_ctz(left)]; other != code) {
+            report("barrier", "lanes of one warp exchange values in two different places", code, other);
+            break;
+        }
     warp_barrier(mask, code);
     giving[warp] &= ~(1u << current % 32);
     return participants;
