@@ -146,6 +146,11 @@ WRONG = {
         "__shared__ float s[64];\nif (i == 0) memset(s, 0, 128 * gridDim.x);\ny[i + 64 * b] = s[i];",
         {("race", 7, 6)},
     ),
+    "calls that set and copy parts of words": (
+        "__shared__ char s[64];\nif (i == 0) memset(s, 0, 3 * gridDim.x);\n__syncthreads();\n"
+        "memcpy((char *)(y + i + 64 * b) + s[5] + 1, (const char *)x + 2, gridDim.x + 1);",
+        set(),
+    ),
     "a mask without the lane that calls": (
         "y[i + 64 * b] = x[i] +\n__shfl_xor_sync(0x7fffffff, x[i], 1);",
         {("barrier", 6, 0), ("undefined", 6, 0)},
