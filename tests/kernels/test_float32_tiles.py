@@ -73,6 +73,16 @@ def test_a_kernel_that_does_not_fit_is_refused_with_the_reason():
     assert len(sliding_window.KERNEL.not_supported_reasons(ConvProblem(1, 5, 150, 150, 1, 150))) == 2
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_largest_kernel_of_sliding_window_is_the_one_that_its_refusal_names(pooled):
+    def reasons(kernel: int) -> list[str]:
+        plain = ConvProblem(1, 1, 40, 40, 2, kernel)
+        return sliding_window.KERNEL.not_supported_reasons(plain.pooled(False) if pooled else plain)
+
+    largest = next(kernel for kernel in range(1, 40) if reasons(kernel + 1))
+    assert f"at most {largest} x {largest}" in reasons(largest + 1)[0]
+
+
 @pytest.mark.parametrize("problem", COURSE, ids=str)
 def test_most_of_a_course_layers_multiply_adds_are_wanted(problem):
     tile = register_blocked.best_tile(problem.with_batch(1), chip_of(90), 16)

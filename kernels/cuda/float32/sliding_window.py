@@ -130,7 +130,8 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     if problem.channels > _MOST_CHANNELS:
         reasons.append(f"channels: at most {_MOST_CHANNELS}, got {problem.channels}")
     if best_tile(problem.with_batch(1), 4) is None:
-        reasons.append(f"kernel: at most 13 x 13, whose window fits the registers, got {problem.kernel}")
+        largest = 13 if isinstance(problem, PooledProblem) else 14
+        reasons.append(f"kernel: at most {largest} x {largest}, whose window fits the registers, got {problem.kernel}")
     return reasons
 
 
