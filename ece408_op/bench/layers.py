@@ -22,6 +22,7 @@ from ece408_op.core.roofline import Ceilings
 from ece408_op.errors import DeviceError, UnsupportedError
 from ece408_op.problem import GRADIENTS, ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.thread_pool import thread_count
 
 from . import _split_form
 from .launches import launches
@@ -124,7 +125,7 @@ def cpu_case(name: str, problem: ConvProblem, settings: Settings, ceilings: Ceil
             bound_of_new = kernel.error_bound(problem)
             if gradient:
                 out = np.empty(problem.shapes[2], np.float32)
-                run = partial(_filled, kernel, problem, a, b, out, dispatch.thread_count(problem))
+                run = partial(_filled, kernel, problem, a, b, out, thread_count(problem.flops))
                 calls = {REUSED: (run, partial(out.fill, np.nan))}
                 yield Contestant(f"New {impl}", calls, bound_of_new, impl=impl, kernel=kernel)
                 continue

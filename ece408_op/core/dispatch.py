@@ -11,7 +11,6 @@ from functools import lru_cache
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import thread_pool
 from ece408_op.runtime.launch import Chip
 
 from . import tuning
@@ -28,7 +27,6 @@ SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16",
 _BLOCK, _BLOCK_OF_GROUP, _IMAGE_CHANNELS = 8, 4, 3
 #: From this number of channels on, winograd_gemm is faster than oneDNN on the CPU, and cuDNN than our kernels on a GPU.
 _WIDE = 64
-
 
 #: Kernels of the caller's own: see ``added``.
 _added: list[Kernel] = []
@@ -166,8 +164,3 @@ def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1, de
     if dense and kernel == width == 3 and min(channels, filters) >= _WIDE:
         return False
     return (channels <= _IMAGE_CHANNELS or channels % _BLOCK == 0) and filters % _BLOCK == 0
-
-
-def thread_count(problem: ConvProblem) -> int:
-    """Return a CPU kernel's threads: see ``thread_pool.thread_count``."""
-    return thread_pool.thread_count(problem.flops)

@@ -20,6 +20,7 @@ from ece408_op.core.explain import ROUNDED, Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.thread_pool import thread_count
 from ece408_op.submission import HarnessError
 from ece408_op.submission.arrays import Arrays
 from ece408_op.submission.sandbox import Processes
@@ -183,7 +184,7 @@ class Buffers(Arrays):
         p, arrays = self.problem, (self._x, self._w, self.copied)
         try:
             kernel = dispatch.select(p, "gpu", chip=cuda.chip()) if self.gpu else dispatch.select(p)
-            threads = dispatch.thread_count(p)
+            threads = thread_count(p.flops)
             return timer.kernel_seconds(kernel, p, *arrays, threads, self.device.evict, _OWN_RUNS)
         except Ece408Error:
             return None

@@ -18,6 +18,7 @@ from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cached_folders, cuda
+from ece408_op.runtime.thread_pool import thread_count
 from ece408_op.submission import runner
 
 from ._check import KEPT, Checked, Request, for_more, inputs, layer_entry, update_verdict
@@ -79,7 +80,7 @@ def _own_seconds(
 
 
 def _cpu_peers(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> dict[str, float]:
-    y, threads, found = np.empty(problem.y_shape, np.float32), dispatch.thread_count(problem), {}
+    y, threads, found = np.empty(problem.y_shape, np.float32), thread_count(problem.flops), {}
     for name in dict.fromkeys((_NAIVE["cpu"], dispatch.select(problem, "cpu").name)):
         found[name] = timer.kernel_seconds(dispatch.find(name), problem, x, w, y, threads, repeats=_CALLS)
     return found

@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
     """Serve until the harness closes the socket."""
     library, paths, what, *words = arguments
     sys.path[:] = paths.split(os.pathsep)
-    from ece408_op.core import dispatch
     from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
+    from ece408_op.runtime.thread_pool import thread_count
 
     device = words[1]
     kernels: list[Any] = []
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
             if device == "cpu":
                 kernel.prepare(problem, arrays[-1])
             # native/worker.cpp waits for a GPU.
-            kernel.run(problem, *arrays, *([dispatch.thread_count(problem)] if device == "cpu" else []))
+            kernel.run(problem, *arrays, *([thread_count(problem.flops)] if device == "cpu" else []))
             _put(text, "")
         except UnsupportedError as error:
             _put(text, f"refused {_said(error)}")

@@ -7,8 +7,8 @@ import pytest
 from cpu_kernels import CPU_KERNELS, arrays, check, fitting
 from process import printed
 
-from ece408_op.core.dispatch import thread_count
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.thread_pool import thread_count
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
@@ -72,15 +72,15 @@ def test_calls_at_exit_and_in_a_forked_child_end(words):
         assert lines == [{"fork": "child"}.get(word, word) for word in words] + ["exit"]
 
 
-LARGE = ConvProblem(10_000, 1, 28, 28, 50, 5)
+LARGE = ConvProblem(10_000, 1, 28, 28, 50, 5).flops
 
 
 def test_thread_count_is_the_smallest_of_the_environment_the_cores_and_the_work(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert thread_count(LARGE) == 16
-    assert thread_count(LARGE.with_batch(2)) == 1, "too little work to wake a second thread"
-    assert thread_count(ConvProblem(1, 64, 200, 200, 64, 5)) == 16
+    assert thread_count(LARGE // 5000) == 1, "too little work to wake a second thread"
+    assert thread_count(ConvProblem(1, 64, 200, 200, 64, 5).flops) == 16
     for asked, threads in [("5", 5), ("32", 16), ("4,2", 4), ("0", 16), ("many", 16), ("", 16)]:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert thread_count(LARGE) == threads
