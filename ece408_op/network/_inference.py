@@ -226,18 +226,18 @@ class _Share:
         """Queue the copies of a chunk's data to the GPU, if there is a chunk of that number."""
         if number >= len(self.chunked.chunks):
             return
-        this, batch = self.chunked.chunks[number], self.chunked.batches[number]
+        chunk, batch = self.chunked.chunks[number], self.chunked.batches[number]
         before = self._ends[number - STAGES] if number >= STAGES else None
-        given = [array[this.first : this.first + this.images] for array in self._data]
+        given = [array[chunk.first : chunk.first + chunk.images] for array in self._data]
         with self.gpu.device, cuda.reported("network"):
-            buffers = batch.data[this.stage]
+            buffers = batch.data[chunk.stage]
             self._copied.append([self.gpu.copy_pinned(x, to.data.ptr, before) for x, to in zip(given, buffers)])
 
     @contextmanager
     def staging(self) -> Iterator[None]:
         """Use a staging buffer for the outputs within this context."""
         buffer, first = self.gpu.staging.get(), 0
-        rows = sum(this.images - this.overlap for this in self.chunked.chunks)
+        rows = sum(chunk.images - chunk.overlap for chunk in self.chunked.chunks)
         try:
             self._staged = []
             for output in self.chunked.batches[0].outputs[0]:
@@ -252,22 +252,22 @@ class _Share:
         """Queue the computation of a chunk, and the copies of its outputs, if there is a chunk of that number."""
         if number >= len(self.chunked.chunks):
             return
-        this, batch, gpu = self.chunked.chunks[number], self.chunked.batches[number], self.gpu
+        chunk, batch, gpu = self.chunked.chunks[number], self.chunked.batches[number], self.gpu
         with gpu.device, gpu.stream, cuda.reported("network"):
-            data = batch.data[this.stage]
+            data = batch.data[chunk.stage]
             gpu.wait_for(self._copied[number])
             for output, staged in zip(batch.run(self.engine.given(data), data, timed=True), self._staged):
-                target, source = staged[_new(this)], output[this.overlap :].data.ptr
+                target, source = staged[_new(chunk)], output[chunk.overlap :].data.ptr
                 gpu.cuda.runtime.memcpyAsync(address(target), source, target.nbytes, _TO_HOST, gpu.stream.ptr)
             self._ends.append(gpu.stream.record())
 
     def finish(self, outputs: Sequence[np.ndarray]) -> None:
         """Wait for each chunk, and copy its outputs from the staging buffer."""
         targets = [array[self._mine].reshape(staged.shape) for array, staged in zip(outputs, self._staged)]
-        for this, end in zip(self.chunked.chunks, self._ends):
+        for chunk, end in zip(self.chunked.chunks, self._ends):
             cuda.wait("network", end)
             for target, staged in zip(targets, self._staged):
-                target[_new(this)] = staged[_new(this)]
+                target[_new(chunk)] = staged[_new(chunk)]
 
     def compute(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
         """Compute all chunks through a copy pipeline, whose threads run the checks while the GPU computes.
@@ -290,9 +290,9 @@ class _Share:
             Pipeline(device, chunks, self._data, outputs, most, checks=checks).run(threads)
 
 
-def _new(this: Chunk) -> slice:
+def _new(chunk: Chunk) -> slice:
     """Return the images of a chunk without those that the chunk before has too."""
-    return slice(this.first + this.overlap, this.first + this.images)
+    return slice(chunk.first + chunk.overlap, chunk.first + chunk.images)
 
 
 class _Device:
@@ -308,11 +308,11 @@ class _Device:
         buffers = batch.data if transfer.role == INPUT else batch.outputs
         self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
-        gpu, batch = self._gpu, self._batches[this.stage]
+    def compute(self, chunk: Chunk) -> Any:
+        gpu, batch = self._gpu, self._batches[chunk.stage]
         with gpu.device, gpu.stream:
-            data = batch.data[this.stage]
+            data = batch.data[chunk.stage]
             outputs = batch.run(self._engine.given(data), data, timed=True)
-            for source, target in zip(outputs, batch.outputs[this.stage]):
+            for source, target in zip(outputs, batch.outputs[chunk.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()

@@ -266,7 +266,7 @@ class _Device:
         arrays = self.inputs if transfer.role == INPUT else self._outputs
         self.gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
+    def compute(self, chunk: Chunk) -> Any:
         with self.gpu.device, self.gpu.stream:
             self.gpu.wait_for(self._copied)
             if self.graph:

@@ -86,32 +86,32 @@ def convolve(
     the kernel does not support the problem.
     """
     advise_huge_pages(out)
-    this, image = gpu(), problem.with_batch(1)
+    context, image = gpu(), problem.with_batch(1)
     image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
     chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
     part = problem.with_batch(chunks[0].images)
-    work = _Work(this, kernel, problem, len(chunks), bias is not None)
+    work = _Work(context, kernel, problem, len(chunks), bias is not None)
     arrays = dict(zip(problem.operands, (a, b, out)))
     if bias is not None:
         arrays[_BIAS] = bias
     named = work.constants, work.inputs, work.outputs
     constants, inputs, outputs = ([arrays[name] for name in names] for names in named)
-    with this.lock, this.device, cuda.reported(kernel.name):
+    with context.lock, context.device, cuda.reported(kernel.name):
         try:
-            this.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
-            this.warm_up(work, kernel, part)
-            threads = this.threads if problem.bytes >= _WORTH_THREADS else 1
+            context.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
+            context.warm_up(work, kernel, part)
+            threads = context.threads if problem.bytes >= _WORTH_THREADS else 1
             start = time.perf_counter()
             elements = STAGING_BYTES // ITEM_BYTES
             Pipeline(work, chunks, inputs, outputs, elements, constants=constants).run(threads)
             if not outputs:
                 work.finish()
-                this.copy_out(this.buffers[_WEIGHT, 0].ptr, out)
+                context.copy_out(context.buffers[_WEIGHT, 0].ptr, out)
             total = time.perf_counter() - start
         finally:
-            this.wait()
+            context.wait()
             if image_bytes > CHUNK_BYTES:
-                this.buffers.clear()
+                context.buffers.clear()
         seconds = work.seconds()
     return Timing(seconds, max(0.0, total - seconds))
 
@@ -272,20 +272,20 @@ class _Work:
         name = self._names[transfer.role][transfer.array]
         self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
-        problem, stream = self._problem.with_batch(this.images), self._gpu.stream
-        arrays = self.arrays(problem, this.stage)
+    def compute(self, chunk: Chunk) -> Any:
+        problem, stream = self._problem.with_batch(chunk.images), self._gpu.stream
+        arrays = self.arrays(problem, chunk.stage)
         with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):
-            if self._sums and this.overlap:
+            if self._sums and chunk.overlap:
                 # The previous chunk's sum includes these images already, so zero them.
                 for array in arrays[:2]:
-                    size = array.nbytes // len(array) * this.overlap
+                    size = array.nbytes // len(array) * chunk.overlap
                     self._gpu.cuda.runtime.memsetAsync(array.data.ptr, 0, size, stream.ptr)
             start, end = self._gpu.cuda.Event(), self._gpu.cuda.Event()
             start.record(stream)
             self._kernel.run(problem, *arrays, stream)
             end.record(stream)
-            self.after_kernel(problem, this.first, this.stage)
+            self.after_kernel(problem, chunk.first, chunk.stage)
             done = stream.record() if self.bias else end
         self._intervals.append((start, end))
         return done

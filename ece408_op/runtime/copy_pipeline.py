@@ -93,7 +93,7 @@ class Device(Protocol):
         Returns when the copy is done.
         """
 
-    def compute(self, this: Chunk) -> Any:
+    def compute(self, chunk: Chunk) -> Any:
         """Queue the chunk's computation behind earlier ones; return the event of its end."""
 
 
@@ -130,15 +130,15 @@ class Pipeline:
         checks: Sequence[Callable[[], None]] = (),
     ) -> None:
         self._device, self._chunks, self._staging_elements = device, chunks, staging_elements
-        self._stages = 1 + max((this.stage for this in chunks), default=0)
+        self._stages = 1 + max((chunk.stage for chunk in chunks), default=0)
         self._states = [_State() for _ in chunks]
         self._lock = threading.Lock()
         self._failed = False
         self._work: list[Callable[[], None]] = []
-        for number, this in enumerate(chunks):
-            given = [array[this.first : this.first + this.images] for array in inputs]
-            transfers = [*self._transfers(CONSTANT, () if number else constants, this.stage)]
-            transfers += self._transfers(INPUT, given, this.stage)
+        for number, chunk in enumerate(chunks):
+            given = [array[chunk.first : chunk.first + chunk.images] for array in inputs]
+            transfers = [*self._transfers(CONSTANT, () if number else constants, chunk.stage)]
+            transfers += self._transfers(INPUT, given, chunk.stage)
             self._states[number].to_copy_in = len(transfers)
             self._work += [partial(self._copy_in, number, transfer) for transfer in transfers]
             self._work += [] if transfers else [partial(self._compute, number)]
@@ -184,9 +184,9 @@ class Pipeline:
                 yield Transfer(role, number, stage, start, flat[start : start + most])
 
     def _copies_out(self, number: int, outputs: Sequence[np.ndarray]) -> list[Callable[[], None]]:
-        this = self._chunks[number]
-        parts = [array[this.first : this.first + this.images] for array in outputs]
-        transfers = list(self._transfers(OUTPUT, parts, this.stage, this.overlap))
+        chunk = self._chunks[number]
+        parts = [array[chunk.first : chunk.first + chunk.images] for array in outputs]
+        transfers = list(self._transfers(OUTPUT, parts, chunk.stage, chunk.overlap))
         self._states[number].to_copy_out = len(transfers)
         if not transfers:
             self._states[number].copied_out.set()

@@ -76,12 +76,12 @@ class Unsteady:
         else:
             there[...] = here
 
-    def compute(self, this):
+    def compute(self, chunk):
         self.begin()
 
         def work():
-            a, b = (self.memory[INPUT, i, this.stage] for i in (0, 1))
-            product, sums = (self.memory[OUTPUT, i, this.stage] for i in (0, 1))
+            a, b = (self.memory[INPUT, i, chunk.stage] for i in (0, 1))
+            product, sums = (self.memory[OUTPUT, i, chunk.stage] for i in (0, 1))
             product[...] = a * self.memory["constant", 0, 0]
             sums[...] = np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1)
             a.fill(np.nan)
