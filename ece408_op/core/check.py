@@ -14,7 +14,7 @@ from ece408_op.problem import ConvProblem, WeightGradient
 from . import reference
 from .kernel import SMALLEST32, Kernel, float32_bound
 
-#: The most bytes that the windows and the results, in float64, of the images take that ``compare`` has at a time.
+#: The most bytes of the images' float64 windows and results that ``compare`` computes at a time.
 STEP_BYTES = 32 << 20
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -34,7 +34,7 @@ class Comparison:
         expected: the exact result there.
         wrong: the number of wrong elements.
         compared: the number of compared elements.
-        holes: the number of values that are not finite among the elements that were not compared.
+        not_finite_elsewhere: the number of values that are not finite among the elements that were not compared.
     """
 
     worst: float
@@ -44,12 +44,12 @@ class Comparison:
     expected: float
     wrong: int
     compared: int
-    holes: int
+    not_finite_elsewhere: int
 
     @property
     def passed(self) -> bool:
         """Return whether no element is wrong and the elements that were not compared are finite."""
-        return self.wrong == 0 and self.holes == 0
+        return self.wrong == 0 and self.not_finite_elsewhere == 0
 
     def __str__(self) -> str:
         """Return a line with the worst element and the number of wrong ones."""
@@ -58,7 +58,8 @@ class Comparison:
             f"{self.expected:.9g}, {self.worst:.3g} of the error bound; {self.wrong} of {self.compared} wrong "
             f"({100 * self.wrong / max(1, self.compared):.3g} %)"
         )
-        return f"{text}; {self.holes} values elsewhere are not finite" if self.holes else text
+        elsewhere = self.not_finite_elsewhere
+        return f"{text}; {elsewhere} values elsewhere are not finite" if elsewhere else text
 
 
 def agreement(classes: np.ndarray, others: np.ndarray) -> float:
@@ -89,9 +90,9 @@ class Reference:
 
     def __init__(self, x: Any, w: Any, images: int | None = None, problem: ConvProblem | None = None) -> None:
         self._problem = self._part = problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
-        #: Of the output's first axes, the indices that are compared; and those of the first whose outputs, if they are
-        #: not compared, may be infinite or NaN.
+        #: The indices of the output's first axes that are compared.
         self._axes: list[np.ndarray] = [np.arange(problem.shapes[2][0])]
+        #: The indices of the first axis whose outputs may be infinite or NaN where they are not compared.
         self._unknown: np.ndarray = np.zeros(0, int)
         if not isinstance(problem, WeightGradient):
             self._axes = [_spread(problem.batch, images)]
@@ -139,16 +140,16 @@ class Reference:
         if not (np.isfinite(share.max()) and np.isfinite(scaled.max())):
             self._decide_not_finite(got, share, scaled, allowed)
         worst = np.unravel_index(int(np.argmax(share)), share.shape)
-        holes = _holes(out, self._axes, self._unknown) if got.size < out.size else 0
+        elsewhere = _not_finite_elsewhere(out, self._axes, self._unknown) if got.size < out.size else 0
         return Comparison(
             worst=float(share[worst]),
-            scaled=math.inf if holes else float(scaled.max()),
+            scaled=math.inf if elsewhere else float(scaled.max()),
             index=(*(int(axis[i]) for axis, i in zip(self._axes, worst)), *map(int, worst[len(self._axes) :])),
             got=float(got[worst]),
             expected=float(expected[worst]),
             wrong=int((share > 1).sum()),
             compared=got.size,
-            holes=holes,
+            not_finite_elsewhere=elsewhere,
         )
 
     def _decide_not_finite(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray, allowed: np.ndarray) -> None:
@@ -205,13 +206,13 @@ def compare(
         group = chosen[first : first + step]
         this = Reference(x[group], w, problem=problem.with_batch(len(group))).compare(out[group], kernel, least)
         found.append(replace(this, index=(int(group[this.index[0]]), *this.index[1:])) if this.compared else this)
-    holes = _holes(out, [chosen], _unknown_images(x, w)) if len(chosen) < problem.batch else 0
+    elsewhere = _not_finite_elsewhere(out, [chosen], _unknown_images(x, w)) if len(chosen) < problem.batch else 0
     return replace(
         max(found, key=lambda this: this.worst),
-        scaled=math.inf if holes else max(this.scaled for this in found),
+        scaled=math.inf if elsewhere else max(this.scaled for this in found),
         wrong=sum(this.wrong for this in found),
         compared=sum(this.compared for this in found),
-        holes=holes,
+        not_finite_elsewhere=elsewhere,
     )
 
 
@@ -225,7 +226,7 @@ def _unknown_images(x: Any, w: Any) -> np.ndarray:
     return np.flatnonzero(~_numpy(np.isfinite(x).all(axis=(1, 2, 3)) & np.isfinite(w).all()))
 
 
-def _holes(out: Any, axes: list[np.ndarray], unknown: np.ndarray) -> int:
+def _not_finite_elsewhere(out: Any, axes: list[np.ndarray], unknown: np.ndarray) -> int:
     """Count what is not finite outside the indices ``axes`` of the first axes, and ``unknown`` of the first one."""
     if math.isfinite(out.min()) and math.isfinite(out.max()):
         return 0  # without the memory of a mask

@@ -73,7 +73,7 @@ def test_infinities_of_images_that_are_not_compared_are_right_where_an_operand_h
     out = reference.convolve(*operands).astype(np.float32)
     assert not np.isfinite(out[2]).all()
     found = compare(out, *operands, KERNEL, images=2)
-    assert (found.passed, found.holes, found.compared) == (True, 0, out.size // 3)
+    assert (found.passed, found.not_finite_elsewhere, found.compared) == (True, 0, out.size // 3)
 
 
 @pytest.mark.parametrize("compare", [compare, of_reference])
@@ -89,7 +89,7 @@ def test_a_value_that_is_no_number_is_found_in_an_image_that_is_not_compared(
     out = reference.convolve(x, w).astype(np.float32)
     out[3, 1, 1, 1] = value
     found = compare(out, x, w, KERNEL, images=2)
-    assert (found.passed, found.wrong, found.holes, found.scaled) == (False, 0, 1, np.inf)
+    assert (found.passed, found.wrong, found.not_finite_elsewhere, found.scaled) == (False, 0, 1, np.inf)
     assert found.compared == out.size // 3
 
 
@@ -188,7 +188,7 @@ def test_infinities_of_filters_and_channels_that_are_not_compared_are_right_wher
     assert not np.isfinite(out[1:3, 1]).all()
     assert np.isfinite(out[[0, 3]][:, [0, 2]]).all()
     found = check.Reference(*operands, 2, problem).compare(out)
-    assert (found.passed, found.holes, found.compared) == (True, 0, 36)
+    assert (found.passed, found.not_finite_elsewhere, found.compared) == (True, 0, 36)
 
 
 def test_a_weight_gradient_is_compared_as_a_whole(weight_gradient):
