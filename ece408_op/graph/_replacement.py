@@ -13,8 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ece408_op.errors import ProblemError
-from ece408_op.plugin.attributes import CONVOLUTION as KNOWN
-from ece408_op.plugin.attributes import LAYER, Attributes, integers, is_mxnets_own
+from ece408_op.plugin.attributes import CONVOLUTION_ATTRIBUTES, LAYER, Attributes, integers, is_mxnets_own
 
 from .node_conversion import CUSTOM, as_custom
 from .symbol_graph import VARIABLE, Graph, Node
@@ -120,6 +119,7 @@ def _parameters_of(graph: Graph, chosen: list[Node], names: Mapping[str, int]) -
 
 def _rename(parameter: Node, name: str, node: Node) -> None:
     """Rename the variable, and remove those attributes that MXNet copied from the Convolution and ``New`` lacks."""
-    copied = {key for key in set(KNOWN) - {"kernel", "num_filter"} if parameter.attrs.get(key) == node.attrs.get(key)}
+    dropped = set(CONVOLUTION_ATTRIBUTES) - {"kernel", "num_filter"}
+    copied = {key for key in dropped if parameter.attrs.get(key) == node.attrs.get(key)}
     parameter.name = name
     parameter.attrs = {key: value for key, value in parameter.attrs.items() if key not in copied | {LAYER}}

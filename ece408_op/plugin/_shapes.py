@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ece408_op.errors import ProblemError
 
-from .attributes import END, Attributes
+from .attributes import SIZE_LIMIT, Attributes
 
 _UNKNOWN = -1
 _SIZES = {
@@ -64,8 +64,8 @@ def _output_sizes(attributes: Attributes, data: Shape) -> list[int]:
     filters, groups = attributes.num_filter, attributes.num_group
     problem = attributes.problem((1, groups, *image), (filters, 1, *attributes.kernel))
     for words, size in zip(("rows", "columns"), problem.y_shape[2:]):
-        if size >= END:
-            raise ProblemError(f"output: expected fewer than {END} {words}, got {size}; use less padding")
+        if size >= SIZE_LIMIT:
+            raise ProblemError(f"output: expected fewer than {SIZE_LIMIT} {words}, got {size}; use less padding")
     return [_UNKNOWN if size == _UNKNOWN else out for size, out in zip(data[2:], problem.y_shape[2:])]
 
 

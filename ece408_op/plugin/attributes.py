@@ -19,8 +19,8 @@ from ece408_op.problem import ConvProblem, Pair
 #: Attributes that change how MXNet computes a Convolution, but not its result. The operator ignores them.
 HINTS = ("cudnn_tune", "cudnn_off", "workspace")
 #: The attributes of a Convolution, and all attributes of the operator.
-CONVOLUTION = ("kernel", "num_filter", "stride", "pad", "dilate", "num_group", "no_bias", "layout", *HINTS)
-KNOWN = (*CONVOLUTION, "impl", "device", "precision", "tune", "fuse")
+CONVOLUTION_ATTRIBUTES = ("kernel", "num_filter", "stride", "pad", "dilate", "num_group", "no_bias", "layout", *HINTS)
+KNOWN = (*CONVOLUTION_ATTRIBUTES, "impl", "device", "precision", "tune", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
 INPUTS = ("data", "weight", "bias")
@@ -29,11 +29,11 @@ INPUTS = ("data", "weight", "bias")
 FULL = "tanh_pool_full"
 FUSES = ("tanh_pool", FULL)
 
-#: The attribute with the layer's name, which MXNet does not pass to the operator.
+#: The attribute that has the layer's name, because MXNet does not pass a node's name to its operator.
 LAYER = "__layer__"
 
 #: Sizes must be smaller than this, because MXNet passes shapes to Custom operators as 32-bit integers.
-END = 2**31
+SIZE_LIMIT = 2**31
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LAYOUT = "NCHW"
 
@@ -133,7 +133,7 @@ class Attributes:
 
     def convolution(self) -> dict[str, str]:
         """Return, as text, kernel, num_filter and Convolution's other attributes that differ from New's defaults."""
-        return {name: text for name, text in self.as_text().items() if name in CONVOLUTION}
+        return {name: text for name, text in self.as_text().items() if name in CONVOLUTION_ATTRIBUTES}
 
     def as_text(self) -> dict[str, str]:
         """Return the attributes as MXNet's text, except those that have their default value."""
@@ -186,7 +186,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _is_size(value: Any, least: int) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and least <= int(value) < END
+    return hasattr(value, "__index__") and not isinstance(value, bool) and least <= int(value) < SIZE_LIMIT
 
 
 def _flag(name: str, value: Any) -> bool:

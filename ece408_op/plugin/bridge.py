@@ -40,8 +40,8 @@ def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
 
 def view_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
     """Return a writable float32 view of C-contiguous memory, which must outlive the view; not for an empty shape."""
-    memory: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
-    return np.ndarray(shape, np.float32, memory)
+    floats: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
+    return np.ndarray(shape, np.float32, floats)
 
 
 def addresses(arrays: Iterable[Any]) -> list[int]:
