@@ -215,7 +215,7 @@ class CudaKernel:
 
     def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
         """Return the source and launches for arrays at these addresses; raises UnsupportedError as ``run`` does."""
-        return _prepared(self, problem, device, cuda.alignment(*addresses))
+        return _program_of(self, problem, device, cuda.alignment(*addresses))
 
     def _checked(self, problem: ConvProblem, *operands: Any) -> dict[str, Any]:
         """Return the arrays by their names in the plan, "x", "w" and "y"."""
@@ -237,7 +237,7 @@ Kernel = Union[CpuKernel, CudaKernel]
 
 
 @lru_cache(maxsize=256)
-def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
+def _program_of(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
     if aligned < ITEM_BYTES:
         raise ProblemError(f"{kernel.name}: expected arrays aligned to {ITEM_BYTES} bytes, got {aligned} bytes")
     chip = cuda.chip(device)
@@ -251,7 +251,7 @@ def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: in
 
 def forget_programs() -> None:
     """Plan again at the next call: what plans depend on has changed."""
-    _prepared.cache_clear()
+    _program_of.cache_clear()
 
 
 def source_text(sources: tuple[Path, ...], plan: Plan) -> str:

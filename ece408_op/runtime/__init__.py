@@ -1,4 +1,4 @@
-"""CUDA, LLVM, threads and memory: what kernels run on. It knows no kernel and no MXNet.
+"""CUDA, LLVM, threads and memory, on which kernels run, and what several tools share. It knows no kernel and no MXNet.
 
 cuda              the GPUs, compiling a kernel's text, launching it, streams
 compile_ahead     all programs of a network, compiled together

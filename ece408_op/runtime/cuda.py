@@ -60,12 +60,6 @@ def driver_version() -> int | None:
     return None if failed else version.value
 
 
-def require_driver() -> None:
-    """Raise DeviceError, with what to do instead, where there is no NVIDIA driver."""
-    if driver_version() is None:
-        raise DeviceError(f"no NVIDIA driver: {_INSTEAD}")
-
-
 def init_error() -> int:
     """Return the error code of the driver's cuInit, such as 100 where it finds no GPU; 0 where it succeeds."""
     return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
@@ -81,7 +75,8 @@ def how_to_install(version: int) -> str:
 @cache
 def cupy() -> Any:
     """Return the module CuPy; raises DeviceError where there is no driver, or CuPy cannot be imported."""
-    require_driver()
+    if driver_version() is None:
+        raise DeviceError(f"no NVIDIA driver: {_INSTEAD}")
     load_libraries(_NVRTC)
     try:
         return import_module("cupy")

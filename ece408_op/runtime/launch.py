@@ -21,7 +21,7 @@ GRID_YZ = 65535
 #: Shared memory that a block has without asking, and constant memory, in bytes.
 SHARED_BYTES = 48 * 1024
 CONSTANT_BYTES = 64 * 1024
-#: Registers of a multiprocessor, all chips alike.
+#: Registers of a multiprocessor, on every chip of compute capability 5.0 or later (CUDA C++ Programming Guide).
 REGISTERS = 65536
 #: The most device memory that a kernel may take for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .launch import REGISTERS
 from .occupancy import DeviceLimits, KernelNotes, LaunchShape
 
-#: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
-_REGISTERS, _THREADS = 65536, 2048
+#: The most threads of a multiprocessor; 7.5, 8.6, 8.9 and 12.0 hold fewer (CUDA C++ Programming Guide).
+_THREADS = 2048
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -51,7 +52,7 @@ def lines(
     """
     told = []
     for one in notes:
-        threads = min(_THREADS, _REGISTERS // max(1, one.registers) // 32 * 32)
+        threads = min(_THREADS, REGISTERS // max(1, one.registers) // 32 * 32)
         shared = f"{one.shared_bytes} bytes of static shared memory"
         told.append(f"{one.name}: {one.registers} registers per thread, {shared}")
         if one.spill_store_bytes or one.spill_load_bytes:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, TANH_POOL, ConvProblem, PooledProblem
 from ece408_op.runtime.launch import (
+    REGISTERS,
     SHARED_BYTES,
     Chip,
     Launch,
@@ -25,8 +26,8 @@ from ece408_op.runtime.launch import (
 from ..sources import sources
 
 _THREADS = 128
-#: Registers per scheduler (a multiprocessor has four); of a thread besides its window and sums; of a thread at most.
-_SCHEDULER_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 16384, 24, 248
+#: Registers of a thread besides its window and sums; of a thread at most.
+_OTHER_REGISTERS, _MOST_REGISTERS = 24, 248
 #: The most channels: with more, the window is read too often.
 _MOST_CHANNELS = 4
 #: The most passes of FILTERS filters per block: with fewer the window is read too often, with more there are too few
@@ -53,8 +54,8 @@ class SlidingWindowTile:
         return window + self.rows * self.columns * self.filters + _OTHER_REGISTERS
 
     def warps(self, kernel: int) -> int:
-        """Return the number of warps that a scheduler's registers hold."""
-        return _SCHEDULER_REGISTERS // (32 * round_up(self.registers(kernel), 8))
+        """Return the number of warps that the registers of one of a multiprocessor's four schedulers hold."""
+        return REGISTERS // (4 * 32 * round_up(self.registers(kernel), 8))
 
     def tiles(self, problem: ConvProblem) -> int:
         """Return the tiles of one image."""
