@@ -59,7 +59,7 @@ class DirectPlan:
     pixels        output pixels in a band of a plane
     shifted_rows  rows of the image that a band needs
     in_place      whether the image is its own shifted copy: filters of one column, no vector beyond the last pixel
-    units         passes over all bands of an image
+    units         units of an image: one per band and pass
     tile_count    tiles in a band of a plane
     rows_ahead    rows of the next unit that each tile shifts, while there are any left
     nontemporal   whether y may be stored past the caches: each of its lines is whole vectors, stored once

@@ -63,7 +63,7 @@ SAMPLE, RECOMPUTED_BYTES = 32, 16 << 20
 #: The share of sparse images up to which they are always computed twice.
 LEAST_SPARSE = 0.1
 
-#: Below this magnitude, a quarter of a weight may lose digits in float32.
+#: From this magnitude on, weights are multiples of 2^-123, so that a quarter of a sum of them is normal or zero.
 SMALLEST_WEIGHT = 2.0**-100
 
 #: The largest kernel: larger filters would have thousands of products, all unrolled.
