@@ -72,8 +72,8 @@ def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[Con
 class RunCpu(Protocol):
     """The signature of a CPU kernel's ``run``."""
 
-    def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> float | None:
-        """Fill out on at most ``threads`` threads; returns the seconds of the computation alone where it knows them."""
+    def __call__(self, problem: ConvProblem, a: Any, b: Any, out: Any, threads: int, /) -> float | None:
+        """Fill out from the operands a and b; returns the seconds of the computation alone where it knows them."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class CpuKernel:
     Attributes:
         name: the value of ``impl`` that selects the kernel.
         summary: one line for ``--help``.
-        run: ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K), all
-            C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time. For a
-            gradient, the arrays are the problem's operands in their order; for a PooledProblem, out is (B, M, PH, PW).
+        run: ``run(problem, a, b, out, threads)`` fills out, on at most ``threads`` threads. The arrays are the
+            problem's operands, such as x (B, C, H, W), w (M, C, K, K) and y (B, M, OH, OW): C-contiguous float32,
+            aligned to 4 bytes, B at least 1. Several threads may call it at the same time.
         prepare: ``prepare(problem, out)`` compiles what the layer needs, so that the time of ``run`` excludes it.
         features: what the kernel supports beyond the plain convolution, of the words of ``problem.needs``.
         limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem whose needs are

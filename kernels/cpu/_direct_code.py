@@ -16,7 +16,7 @@ from ece408_op.runtime.llvm import Function, Module, Operand, Value
 
 from . import _tanh_pool
 from ._direct_plan import DirectPlan
-from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_part, store_first
+from ._ir import LINE_FLOATS, add_products, claimed_ranges, copy_rows, each_part, store_first
 
 #: The arguments of the function ``conv``: see ``build``.
 CONV = "x w y scratch counter:i64", "images most parts"
@@ -165,7 +165,7 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooled: PooledProble
 
     ``nontemporal`` stores y past the caches: y must begin at a cache line, and plan.nontemporal must hold. With
     ``pooled``, y gets the tanh of the maxima; an image's convolution stays in scratch, after the plan's scratch. The
-    last arguments are those of ``_ir.claimed_images``.
+    last arguments are those of ``_ir.claimed_ranges``.
     """
     layer, module = plan.layer, Module("direct", target)
     shift = _shift(module, plan)
@@ -186,7 +186,7 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooled: PooledProble
             outputs = stage if pool else y[image * y_size]
             return _Unit(x[pixels], outputs[row * layer.output_width], end - done, done)
 
-        with claimed_images(counter, images, most, parts) as (first, count):
+        with claimed_ranges(counter, images, most, parts) as (first, count):
             begin, copies = first * plan.units, [] if plan.in_place else [scratch, scratch[plan.copies]]
             if copies:
                 unit = unit_of(begin)

@@ -27,7 +27,7 @@ from ece408_op.runtime.llvm import Function, Module, Operand, Value, compiled_on
 
 from ._direct_code import CONV
 from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
-from ._ir import LINE_FLOATS, Partition, add_products, claimed_images, each_part, transposed, whole_lines
+from ._ir import LINE_FLOATS, Partition, add_products, claimed_ranges, each_part, transposed, whole_lines
 
 #: The bytes of sums that are stored [pixel][filter] at a time: few enough to stay in L1 or near it.
 STAGE_BYTES = 64 * 1024
@@ -164,7 +164,7 @@ def build(plan: FilterPlan, target: Cpu) -> Function:
         x, w, y, scratch, counter, images, most, parts = f.arguments
         bands = ceil_div(layer.output_height, plan.rows)
         with (
-            claimed_images(counter, images, most, parts) as (first, count),
+            claimed_ranges(counter, images, most, parts) as (first, count),
             f.range(count) as n,
             f.range(bands) as band,
         ):

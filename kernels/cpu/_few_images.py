@@ -19,7 +19,8 @@ LEAST_CHANNELS = 16
 def _cut(problem: ConvProblem, threads: int) -> tuple[ConvProblem, int]:
     """Return the problem of a part, and the number of parts per image; a weight gradient is cut only for one image."""
     whole = problem.batch > 1 if isinstance(problem, WeightGradient) else problem.batch >= threads
-    outputs = problem.groups if problem.groups > 1 else problem.shapes[2][not isinstance(problem, WeightGradient)]
+    axis = 0 if isinstance(problem, WeightGradient) else 1  # of the filters, or of the output's channels
+    outputs = problem.groups if problem.groups > 1 else problem.shapes[2][axis]
     least = max(1, LEAST_CHANNELS * problem.groups // problem.filters) if problem.groups > 1 else LEAST_CHANNELS
     most = 1 if whole else min(threads // problem.batch, outputs // least)
     parts = max((n for n in range(2, most + 1) if outputs % n == 0), default=1)
@@ -52,15 +53,15 @@ def sharing(
     The kernel's own ``run`` and ``prepare`` share whole images among threads.
     """
 
-    def run_parts(problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
+    def run_parts(problem: ConvProblem, a: Any, b: Any, out: Any, threads: int) -> None:
         piece, parts = _cut(problem, threads)
         if parts == 1:
-            run(problem, x, w, out, threads)
+            run(problem, a, b, out, threads)
             return
 
         def work(number: int) -> None:
-            a, b, target = _operands(piece, (x, w, out), *divmod(number, parts))
-            run(piece, a, b, target, 1)
+            first, second, filled = _operands(piece, (a, b, out), *divmod(number, parts))
+            run(piece, first, second, filled, 1)
 
         parallel_for(work, problem.batch * parts, threads)
 

@@ -1,4 +1,4 @@
-"""Building blocks of the CPU kernels' code: tiles of sums, transposition, loops over pieces, the loop over images."""
+"""Building blocks of the CPU kernels' code: tiles of sums, transposition, loops over pieces and over claimed items."""
 
 from __future__ import annotations
 
@@ -150,19 +150,19 @@ def each_part(f: Function, pieces: Partition) -> Iterator[tuple[int, Value, Valu
 
 
 @contextmanager
-def claimed_images(counter: Value, images: Value, most: Operand, parts: Operand) -> Iterator[tuple[Value, Value]]:
-    """Emit a loop over the ranges (first, count) of images that this thread claims from the shared counter.
+def claimed_ranges(counter: Value, items: Value, most: Operand, parts: Operand) -> Iterator[tuple[Value, Value]]:
+    """Emit a loop over the ranges (first, count) of ``items`` items that this thread claims from the shared counter.
 
-    A thread claims a ``parts``-th of the remaining images, at most ``most`` and at least one (guided self-scheduling).
+    A thread claims a ``parts``-th of the remaining items, at most ``most`` and at least one (guided self-scheduling).
     """
     f, b = counter.f, counter.f.b
 
     def claim() -> list[Value]:
-        left = images - Value(f, b.load_atomic(counter.ir, "monotonic", align=8))
+        left = items - Value(f, b.load_atomic(counter.ir, "monotonic", align=8))
         some = Value(f, b.sdiv(left.ir, left._operand(parts))).min(most)
         some = (some < 1).select(1, some)
         first = Value(f, b.atomic_rmw("add", counter.ir, some.ir, "monotonic"))
-        return [first, (images - first).min(some)]
+        return [first, (items - first).min(some)]
 
     start = claim()
     with f.when(start[1] > 0), f.repeat(start) as loop:

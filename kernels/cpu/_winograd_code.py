@@ -8,7 +8,7 @@ from ece408_op.runtime.host_cpu import Cpu
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.llvm import Function, Module, Value
 
-from ._ir import LINE_FLOATS, add_products, claimed_images, each_part, transposed
+from ._ir import LINE_FLOATS, add_products, claimed_ranges, each_part, transposed
 from ._winograd_plan import RAW_ROWS, Terms, WinogradPlan
 
 #: Prefetch distance of y's lines, in filters.
@@ -201,7 +201,7 @@ def _store_rows(plan: WinogradPlan, output_rows: Function, arrays: tuple[Value, 
 def build(plan: WinogradPlan, target: Cpu) -> Function:
     """Build the function ``conv``(x, w, y, scratch, counter, found, batch, groups, most, parts) of one layer.
 
-    Threads claim groups of as many images as there are lanes, as ``_ir.claimed_images`` does; the last group may
+    Threads claim groups of as many images as there are lanes, as ``_ir.claimed_ranges`` does; the last group may
     overlap the group before it. For each image of a group, ``found`` gets the sum of its outputs, which is not finite
     if an output is not, and the number of its zeros, some counted twice.
     """
@@ -219,7 +219,7 @@ def build(plan: WinogradPlan, target: Cpu) -> Function:
         with f.range(RAW_ROWS * layer.channels) as line, f.range(plan.raw_width - layer.width) as column:
             padding = raw[line * (plan.raw_width * lanes) + column * lanes + layer.width * lanes]
             padding.store(f.vector(0.0), aligned=True)
-        with claimed_images(counter, groups, most, parts) as (first, count), f.range(count) as n:
+        with claimed_ranges(counter, groups, most, parts) as (first, count), f.range(count) as n:
             group = first + n
             images, following = (x[first_image(each) * image_size] for each in (group, group + 1))
             y_images, total = y[first_image(group) * math.prod(layer.y_shape[1:])], found[group * (2 * lanes)]

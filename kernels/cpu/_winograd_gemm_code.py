@@ -16,7 +16,7 @@ from ece408_op.runtime.llvm import I32, I64, Function, Module, Value
 from ._ir import (
     LINE_FLOATS,
     add_products,
-    claimed_images,
+    claimed_ranges,
     copy_rows,
     deinterleaved,
     store_first,
@@ -287,7 +287,7 @@ def build(plan: GemmPlan, target: Cpu) -> Function:
         x, w, y, scratch, counter, found, tiles, vectors, panels = f.arguments
         inputs = scratch[5 * plan.row_stride]
         products = inputs[FORMS * plan.form_strides[0]]
-        with claimed_images(counter, panels, 1, 1) as (panel, _):
+        with claimed_ranges(counter, panels, 1, 1) as (panel, _):
             begin = vectors * panel // panels
             size = vectors * (panel + 1) // panels - begin
             first, flags = begin * lanes, found[panel * lanes]

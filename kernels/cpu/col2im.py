@@ -86,8 +86,8 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Any, direct.CompiledLayer
     return f.compiled(), direct.compiled(product)
 
 
-def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out (B, C, H, W) from x, which is the gradient of y, and w; the threads claim some images at a time."""
+def run(problem: ConvProblem, y: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill out (B, C, H, W) from the gradient of y and w; the threads claim some images at a time."""
     add, (plan, conv, scratch) = _layer(problem, cpu())
     packed = direct.pack(plan, np.ascontiguousarray(w.reshape(len(w), -1).T), threads)
     memory.advise_huge_pages(out)
@@ -101,7 +101,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         for first in firsts:  # next() is atomic
             some = min(count, problem.batch - first)
             counter[0] = 0
-            conv(memory.address(x[first:]), *fixed, some, some, 1)
+            conv(memory.address(y[first:]), *fixed, some, some, 1)
             add(fixed[1], memory.address(out[first:]), some)
 
     parallel_for(work, threads, threads)

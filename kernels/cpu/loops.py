@@ -12,6 +12,7 @@ import numpy as np
 
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import memory
 from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.llvm import Function, Module, Value, compiled_once
 from ece408_op.runtime.thread_pool import parallel_for
@@ -51,13 +52,11 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
     conv = _compiled(problem, cpu())
     edges = [problem.batch * part // threads for part in range(threads + 1)]
-    x_bytes, y_bytes = x.nbytes // problem.batch, out.nbytes // problem.batch
-    x_start, w_start, y_start = x.ctypes.data, w.ctypes.data, out.ctypes.data
 
     def work(part: int) -> None:
         first, last = edges[part], edges[part + 1]
         if first < last:
-            conv(x_start + first * x_bytes, w_start, y_start + first * y_bytes, last - first)
+            conv(*map(memory.address, (x[first:], w, out[first:])), last - first)
 
     parallel_for(work, threads, threads)
 

@@ -180,8 +180,8 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     return plan, f.compiled()
 
 
-def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out (M, C, K, L) from x and w, which is the gradient of y; the threads claim work items."""
+def run(problem: ConvProblem, x: np.ndarray, y: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill out (M, C, K, L) from x and the gradient of y; the threads claim work items."""
     plan, reduce = _layer(problem, cpu())
     starts = [
         (c, m) for c in range(0, problem.channels, plan.channels) for m in range(0, problem.filters, plan.filters)
@@ -194,7 +194,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         c, m = starts[part]
         scratch = free.pop()
         scratch[: 2 * plan.sums] = 0
-        arrays = (x[0, c:], w[0, m:], out[m:, c:], scratch)
+        arrays = (x[0, c:], y[0, m:], out[m:, c:], scratch)
         reduce(*(memory.address(array) for array in arrays), problem.batch, min(plan.channels, problem.channels - c))
         free.append(scratch)
 

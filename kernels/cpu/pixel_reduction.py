@@ -143,23 +143,23 @@ def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
     copy = plan.copies.build(module)
     tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
     block_count, tile_count = (sum(many for _, many in pieces) for pieces in (plan.blocks, plan.tiles))
-    of_group = layer.filters // layer.groups, layer.channels // layer.groups * plan.copies.channel
+    filters_of_group, copies_of_group = layer.filters // layer.groups, plan.image_copies // layer.groups
     with Function(module, "reduce", "x y copies offsets:i64 sums:f64", "images", exported=True) as f:
         x, y, copies, offsets, sums, images = f.arguments
         copy(x, copies, images * layer.channels)
         with f.range(layer.groups) as group:
             for filters, above, block in each_part(f, plan.blocks):
-                gradients = y[group * (of_group[0] * plan.pixels) + above * plan.pixels]
-                images_of_group = copies[group * of_group[1]]
+                gradients = y[group * (filters_of_group * plan.pixels) + above * plan.pixels]
+                group_copies = copies[group * copies_of_group]
                 for taps, before, tile in each_part(f, plan.tiles):
                     number = (group * block_count + block) * tile_count + tile
                     to = sums[number * plan.tile_sums]
-                    tiles[filters, taps](gradients, images_of_group, offsets[before], to, images)
+                    tiles[filters, taps](gradients, group_copies, offsets[before], to, images)
     return plan, f.compiled()
 
 
-def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out (M, C / G, K, L) from x and w, which is the gradient of y; the threads share the images."""
+def run(problem: ConvProblem, x: np.ndarray, y: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill out (M, C / G, K, L) from x and the gradient of y; the threads share the images."""
     plan, reduce = _layer(problem, cpu())
     chunks = ceil_div(problem.batch, plan.images)
     parts = min(chunks, max(threads, min(PARTS, SUMS_BYTES // (8 * plan.sums))))
@@ -174,7 +174,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         fixed = [memory.address(array) for array in (copies, offsets, sums[part])]
         for first in range(edges[part], edges[part + 1], plan.images):
             some = min(plan.images, edges[part + 1] - first)
-            reduce(memory.address(x[first:]), memory.address(w[first:]), *fixed, some)
+            reduce(memory.address(x[first:]), memory.address(y[first:]), *fixed, some)
         free.append(copies)
 
     parallel_for(work, parts, threads)

@@ -118,10 +118,10 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     def work(part: int) -> None:
         copies = memory.aligned(plan.scratch)
         copies.fill(0)
-        last = [memory.address(array) for array in (copies, offsets)]
+        fixed = [memory.address(array) for array in (copies, offsets)]
         for first in firsts:  # next() is atomic
             pointers = [memory.address(array) for array in (x[first:], weights, out[first:])]
-            conv(*pointers, *last, min(count, problem.batch - first))
+            conv(*pointers, *fixed, min(count, problem.batch - first))
 
     parallel_for(work, threads, threads)
 
