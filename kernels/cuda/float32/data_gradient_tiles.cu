@@ -17,7 +17,7 @@
 // With one channel, a row of y in registers serves up to ROWS rows of taps; with several, all of them. The float32
 // lanes limit it, or memory with one channel.
 // Source: V. Volkov, Better Performance at Lower Occupancy, 2010 (outputs per thread).
-// Restrictions: stride 1, no dilation, one group, no more padding than taps; the weights and two maps fit a block.
+// Restrictions: stride 1, no dilation, one group, less padding than taps; the weights and two maps fit a block.
 
 constexpr int ROWS = Config::rows, COLUMNS = Config::columns, CHANNELS = Config::channels;
 constexpr int IMAGES = Config::images, STAGES = Config::stages;

@@ -6,16 +6,16 @@ This file chooses the tile; ``data_gradient_tiles.cu`` says what a thread comput
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, even_shares, layer_defines, round_up
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, even_shares, layer_defines, round_up
 
 from ..sources import sources
-from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
+from ._pipeline import odd_vectors, resident_blocks, step_cycles
 
 #: The most threads per block, bytes of shared memory per block (two blocks fit an sm_90 multiprocessor), sums per
 #: thread.
@@ -83,18 +83,14 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
         last_column = (ceil_div(problem.width, columns) - 1) * columns
         pitch = odd_vectors(last_column + one.row_floats(problem))
         map_rows = round_up(problem.height, rows) + problem.kernel - 1
-        # Each of a multiprocessor's four schedulers holds whole warps.
-        warps = REGISTERS // (128 * one.registers(problem))
         for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
-            layout = (images, filters, stages, pitch, map_rows, promotion, copy, store)
-            tile = DataGradientTile(rows, columns, channels, *layout)
-            threads = tile.threads(problem)
+            tile = replace(one, images=images, step_filters=filters, stages=stages, pitch=pitch, map_rows=map_rows)
+            threads, shared = tile.threads(problem), tile.shared_bytes(problem)
             if threads > _MOST_THREADS:
                 break  # so have more images
-            shared = tile.shared_bytes(problem)
-            blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
+            blocks = resident_blocks(threads, one.registers(problem), shared)
             if shared <= _MOST_SHARED and blocks:
-                yield DataGradientTile(rows, columns, channels, *layout, blocks)
+                yield replace(tile, blocks=blocks)
 
 
 def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
@@ -111,10 +107,8 @@ def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
     issue, shared = fmas + inputs + weights + 12, 4 * (4 * inputs + weights)
     floats = tile.images * problem.output_height * problem.output_width
     filter_cycles = max(issue, shared) + 0.3 * min(issue, shared) + 10 * floats / tile.copy_vector / threads
-    # The warps of the busiest scheduler: with one warp it waits for each read, with four it hardly ever waits.
-    warps = ceil_div(tile.blocks * threads, 128)
-    cycles = (tile.step_filters * filter_cycles + 100) * warps * (1 + 0.8 / warps)
-    cycles = step_cycles(cycles, ITEM_BYTES * tile.blocks * tile.step_filters * floats, tile.stages)
+    issued, copied = tile.step_filters * filter_cycles + 100, ITEM_BYTES * tile.blocks * tile.step_filters * floats
+    cycles = step_cycles(issued, tile.blocks * threads, copied, tile.stages)
     steps = ceil_div(problem.filters, tile.step_filters)
     useful = tile.images * problem.channels * problem.height * problem.width * problem.filters * taps
     return cycles * steps / tile.blocks / useful

@@ -8,8 +8,8 @@
 // w and y are the gradients to the filters and to the output; L is a filter's columns. A thread has the sums of FILTERS
 // filters, one channel and one filter row p, FILTERS x L of them; C x K x FILTER_GROUPS threads have all sums of the
 // layer, so one block reads an image once. A block has SLICES such sets of threads, each for other output rows. It goes
-// through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1
-// steps while it computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
+// through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1 steps while it
+// computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
 //
 // Example, 28 x 28 inputs and 50 filters of 5 x 5: a thread has 13 x 5 sums, 5 x 4 threads have all sums, and 3 slices
 // of these threads fill 64 threads, which take 3 output rows per step.

@@ -14,11 +14,11 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, sum_bound
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
-from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, even_shares, round_up
+from ece408_op.runtime.launch import Chip, Plan, ceil_div, even_shares, round_up
 
 from ..sources import sources
 from . import partial_sums
-from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
+from ._pipeline import odd_vectors, resident_blocks, step_cycles
 
 #: Blocks: whole waves on 132 multiprocessors with one, two, three or four blocks each. The number does not depend on
 #: the chip, so that the error bound holds on every chip.
@@ -81,9 +81,7 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
     """Return the predicted cycles of a multiprocessor per multiply-add."""
     sums, threads = tile.filters * problem.kernel_width, tile.threads(problem)
     registers = round_up(sums + problem.kernel_width + 44, 8)
-    # Each of a multiprocessor's four schedulers holds whole warps.
-    register_blocks = 128 * (REGISTERS // (128 * registers)) // threads
-    resident = min(MULTIPROCESSOR_SHARED // (tile.shared_bytes(problem) + 1024), register_blocks)
+    resident = resident_blocks(threads, registers, tile.shared_bytes(problem))
     if not resident:
         return math.inf
     # Issue slots: multiply-adds and the reads of shared memory for four outputs; a step's copies.
@@ -92,10 +90,9 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
     y_floats = problem.filters * tile.step_rows * problem.output_width
     rows, columns = ceil_div(tile.step_rows, tile.slices), ceil_div(problem.output_width, 4)
     copies = 10 * (x_floats / tile.x_vector + y_floats / tile.y_vector) / threads
-    # The warps of the busiest scheduler: with one warp it waits for each read, with four it hardly ever waits.
-    warps = ceil_div(resident * threads, 128)
-    cycles = (rows * (columns * vector + 20) + copies + 80 + threads / 8) * warps * (1 + 0.8 / warps)
-    cycles = step_cycles(cycles, ITEM_BYTES * resident * (x_floats + y_floats), tile.stages)
+    issued = rows * (columns * vector + 20) + copies + 80 + threads / 8
+    copied = ITEM_BYTES * resident * (x_floats + y_floats)
+    cycles = step_cycles(issued, resident * threads, copied, tile.stages)
     useful = problem.filters * problem.products * problem.channels * problem.kernel * problem.kernel_width
     return cycles * tile.steps(problem) / resident / useful
 
