@@ -56,7 +56,7 @@ def times(name, problem):
     found = []
     for tile, run in runs(name, problem):
         run()
-        clock = timer.GpuClock(name)
+        clock = timer.gpu_clock(name)
         found.append((tile, 1000 * min(clock(run)[0] for _ in range(REPEATS))))
     return found
 

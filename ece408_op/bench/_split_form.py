@@ -30,7 +30,7 @@ class SplitLayer:
         unfolded = split_passes.unfolded(problem)
         self._filters = problem.filters
         self._y, self._y_scales = _arrays(problem.y_shape, components)
-        self._evict = timer.Eviction(self._y)
+        self._evict = timer.eviction(self._y)
         #: The error bound: the kernel's, plus the roundings of x and y to split values, as a share of sum |x||w|.
         self.bound = wide.bound(components, problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
         small = unfolded or problem

@@ -230,7 +230,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
     For a gradient, x and w are the two arrays that it is computed from.
     """
     out = cuda.cupy().empty(problem.shapes[2], np.float32)
-    evict, precision = timer.Eviction(out), settings.precision
+    evict, precision = timer.eviction(out), settings.precision
     tiles: dict[str, Mapping[str, int]] = {}
 
     def contestants() -> Iterator[Contestant | Row]:
@@ -255,7 +255,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             calls = {KERNEL: (_pytorch(problem, x, w, precision, layout == "NHWC"), evict)}
             yield Contestant(f"cuDNN {precision} {layout}", calls, _CUDNN_BOUND, _as_float32)
 
-    for row in timed_rows(contestants(), timer.GpuClock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
+    for row in timed_rows(contestants(), timer.gpu_clock, Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
             tile = {"tile": dict(tiles[kernel.name])} if tiles.get(kernel.name) else {}

@@ -80,6 +80,6 @@ def measure(device: int = 0) -> Ceilings:
 
         for _ in range(_WARMING_FILLS):  # an idle GPU's clocks are low at first
             fill()
-        seconds = timer.measure(fill, timer.GpuClock("fill")).median
+        seconds = timer.measure(fill, timer.gpu_clock("fill")).median
     # A fused multiply-add is two operations.
     return Ceilings(_FILL_BYTES / seconds, 2 * lanes * cycles, tensor_flops * cycles)

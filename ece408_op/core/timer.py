@@ -1,9 +1,9 @@
 """The one timer: calls timed on a GPU between two events, or on the CPU, and their outputs checked against float64.
 
     reference = check.Reference(x, w, images=3)
-    timing = measure(call, GpuClock("naive"), before=Eviction(out), check=reference.compare, repeats=20)
+    timing = measure(call, gpu_clock("naive"), before=eviction(out), check=reference.compare, repeats=20)
 
-Before each timed call, ``Eviction`` overwrites L2 and poisons the output with NaN, so that an element that is not
+Before each timed call, ``eviction`` overwrites L2 and poisons the output with NaN, so that an element that is not
 written is found. One call before the timed ones warms up; it compiles.
 """
 
@@ -52,36 +52,31 @@ def cpu_clock(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-class GpuClock:
-    """Times a call's work on the current stream, between two events; a CUDA error is raised under the given name."""
+def gpu_clock(name: str) -> Clock:
+    """Return a clock of the work on the current stream, between two events; it raises a CUDA error under this name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Return the seconds between the events, and what the call returned."""
+    def clock(call: Callable[[], Any]) -> tuple[float, Any]:
         events = cuda.cupy().cuda
         stream = events.get_current_stream()
         start, end = events.Event(), events.Event()
         start.record(stream)
         result = call()
         end.record(stream)
-        cuda.wait(self._name, stream)
+        cuda.wait(name, stream)
         return 1e-3 * float(events.get_elapsed_time(start, end)), result
 
+    return clock
 
-class Eviction:
-    """Before a timed call, overwrites L2 and fills ``out`` with NaN, on the GPU's current stream."""
 
-    def __init__(self, out: Any = None) -> None:
-        self._unrelated = cuda.cupy().empty(_EVICTION_BYTES, np.uint8)
-        self._out = out
+def eviction(out: Any) -> Callable[[], None]:
+    """Return a function that overwrites L2 and fills ``out`` with NaN, on the GPU's current stream."""
+    unrelated = cuda.cupy().empty(_EVICTION_BYTES, np.uint8)
 
-    def __call__(self) -> None:
-        """Queue both fills."""
-        self._unrelated.fill(0)
-        if self._out is not None:
-            self._out.fill(np.nan)
+    def evict() -> None:
+        unrelated.fill(0)
+        out.fill(np.nan)
+
+    return evict
 
 
 def kernel_seconds(
@@ -96,7 +91,7 @@ def kernel_seconds(
 ) -> float:
     """Return the median seconds of a kernel's calls, which fill out: NumPy's arrays on the CPU, CuPy's on a GPU."""
     if kernel.device == "gpu":
-        return measure(partial(kernel.run, problem, x, w, out), GpuClock(kernel.name), before, repeats=repeats).median
+        return measure(partial(kernel.run, problem, x, w, out), gpu_clock(kernel.name), before, repeats=repeats).median
     kernel.prepare(problem, out)
     return measure(partial(kernel.run, problem, x, w, out, threads), cpu_clock, before, repeats=repeats).median
 

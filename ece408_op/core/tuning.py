@@ -24,7 +24,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
 from .kernel import CudaKernel, forget_programs, roofline_milliseconds
-from .timer import GpuClock
+from .timer import gpu_clock
 
 TABLE = Path(__file__).with_name("tuning.json")
 #: How many of the nearest measured layers predict a time. When each of the H200's layers is left out of the table, the
@@ -129,7 +129,7 @@ def tune(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> 
     The arrays are those of ``kernel.run``. No tile is timed after 50 ms of timed calls, two per tile; compiling takes
     seconds. Returns the tile, empty for kernels without a choice.
     """
-    chip, clock = cuda.chip(x.device.id), GpuClock(kernel.name)
+    chip, clock = cuda.chip(x.device.id), gpu_clock(kernel.name)
     aligned = cuda.alignment(*(array.data.ptr for array in (x, w, out)))
     best: Mapping[str, int] = {}
     spent, fastest = 0.0, math.inf

@@ -171,7 +171,7 @@ class _Graph:
         """Return the number of the fastest of the first plans; plans that fail or lack memory are left out."""
         seconds: dict[int, float] = {}
         end = time.perf_counter() + TIMED_SECONDS
-        clock = timer.GpuClock("cudnn")
+        clock = timer.gpu_clock("cudnn")
         for number in chain([self._number], islice(self._plans, _TIMED_PLANS - 1)):
             try:
                 run = partial(self._execute, number, pointers)

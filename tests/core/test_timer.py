@@ -56,12 +56,12 @@ def test_the_gpu_clock_times_and_an_output_that_is_left_alone_is_found():
     import cupy
 
     x, w, out = cupy.asarray(X), cupy.asarray(W), cupy.asarray(RIGHT)
-    compare, evict = check.Reference(x, w, images=2).compare, timer.Eviction(out)
+    compare, evict = check.Reference(x, w, images=2).compare, timer.eviction(out)
     assert compare(out).scaled <= BOUND
-    timing = timer.measure(lambda: out, timer.GpuClock("nothing"), evict, compare, repeats=2)
+    timing = timer.measure(lambda: out, timer.gpu_clock("nothing"), evict, compare, repeats=2)
     assert timing.worst.scaled == math.inf
     right = cupy.asarray(RIGHT)
-    timing = timer.measure(lambda: cupy.copyto(out, right) or out, timer.GpuClock("copy"), evict, compare, repeats=3)
+    timing = timer.measure(lambda: cupy.copyto(out, right) or out, timer.gpu_clock("copy"), evict, compare, repeats=3)
     assert timing.worst.scaled <= BOUND
     assert len(timing.seconds) == 3
     assert timing.median > 0

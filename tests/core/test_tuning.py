@@ -89,7 +89,7 @@ def test_a_tile_that_fails_does_not_stay(monkeypatch):
 
     kernel = SimpleNamespace(name="failing", run=run, tiles=lambda *of: [{"lines": 1}, {"lines": 2}])
     monkeypatch.setattr(tuning, "cuda", SimpleNamespace(chip=lambda number: HOPPER, alignment=lambda *at: 16))
-    monkeypatch.setattr(tuning, "GpuClock", lambda name: lambda call: (1e-3, call()))
+    monkeypatch.setattr(tuning, "gpu_clock", lambda name: lambda call: (1e-3, call()))
     array = SimpleNamespace(device=SimpleNamespace(id=0), data=SimpleNamespace(ptr=0))
     with pytest.raises(DeviceError, match="no room"):
         tuning.tune(kernel, SMALL, array, array, array)
