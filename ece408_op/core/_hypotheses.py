@@ -15,12 +15,12 @@ import numpy as np
 
 from ece408_op.problem import ConvProblem
 
-from .kernel import EPS32
+from .kernel import EPS16, EPS32
 
 #: Tiles whose missing halo is tried.
 TILES = (32, 16, 8, 4, 28, 24, 20, 14, 12, 10)
 #: The error of a sum of 11-bit products, divided by the sum of their absolute values: 7 times their rounding unit.
-HALF_SUMS = 7 * 2.0**-11
+HALF_SUMS = 7 * EPS16
 #: The fewest sums of a stride that show that they are not reset.
 _FEWEST_SUMS = 8
 #: Bits of an index that wraps around.
@@ -323,8 +323,10 @@ def _wrapped(case: Case) -> Iterator[Hypothesis]:
 
 
 def roundings(case: Case, size: np.ndarray) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Yield ways to round, the error that each allows where the products' absolute values add up to ``size``, and the
-    root mean square that it allows of the errors, each divided by the root of the sum of the products' squares.
+    """Yield the name of each way to round, the largest error that it allows, and their largest root mean square.
+
+    size: the sums of the products' absolute values. For the root mean square, each error is divided by the root of the
+    sum of its products' squares.
 
     The bounds are those of the grader's classes: transforms err in proportion to the largest pixel and weight. Of 11 or
     8 bits, with u = 2^-11 or 2^-8, the root mean square is 2.3 u for truncated factors and products, and for n rounded
@@ -333,5 +335,5 @@ def roundings(case: Case, size: np.ndarray) -> Iterator[tuple[str, np.ndarray, f
     largest = np.abs(case.x).max((1, 2, 3))[:, None] * np.abs(case.w).max((1, 2, 3))
     n = case.problem.products
     yield "of transforms such as Winograd's", 600 * EPS32 * math.sqrt(n) * largest[..., None, None], math.inf
-    for name, unit in (("half precision (fp16) or TF32", 2.0**-11), ("bfloat16", 2.0**-8)):
+    for name, unit in (("half precision (fp16) or TF32", EPS16), ("bfloat16", 2.0**-8)):
         yield f"of {name}", 7 * unit * size, unit * max(2.5, 1.3 + 0.32 * math.sqrt(n))

@@ -92,7 +92,7 @@ class Explanation:
         if self.sentence:
             return [*found, f"{self.summary}."]
         found += [self.pattern] if self.pattern else []
-        found += [text for text in (_spread("image", self.images), _spread("filter", self.filters)) if text]
+        found += [text for text in (_only("image", self.images), _only("filter", self.filters)) if text]
         drawn = self.map(rows, columns)
         if set("".join(drawn)) == {"9"}:
             return [*found, "The wrong elements are everywhere."]
@@ -353,7 +353,7 @@ def _pattern(wrong: np.ndarray) -> str:
     return ""
 
 
-def _spread(name: str, counts: np.ndarray) -> str:
+def _only(name: str, counts: np.ndarray) -> str:
     """Return which images or filters have wrong elements; empty if all do."""
     which = np.flatnonzero(counts)
     return "" if counts.all() else f"Only {_numbered(name, which, len(counts))}: {int(counts.sum())} elements"

@@ -24,7 +24,7 @@ Reasons = Callable[[ConvProblem], list[str]]
 GpuReasons = Callable[[ConvProblem, Optional[Chip]], list[str]]
 
 EPS32, EPS16 = 2.0**-24, 2.0**-11
-"""Half a unit in the last place of 1.0 in float32 and in float16: the error of one rounding."""
+"""Half a unit in the last place of 1.0 in float32, and in float16 and TF32: the error of one rounding."""
 
 SMALLEST32 = 2.0**-149
 """The smallest positive number of float32, which rounds a product below its range to a multiple of it."""
@@ -193,7 +193,7 @@ class CudaKernel:
             stream: a CuPy stream; by default the current one of that GPU.
 
         Raises:
-            ProblemError: the arrays are others.
+            ProblemError: the arrays have other shapes, types, strides or GPUs, or are not aligned to 4 bytes.
             UnsupportedError: the kernel does not support the problem; the message has every reason.
             DeviceError: compiling or launching fails.
         """

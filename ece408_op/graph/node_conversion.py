@@ -107,7 +107,7 @@ def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> N
     for node, parent, label, parents in graph.locations(where):
         if parents:
             continue
-        for entry, shape in zip(node.inputs[1:], _weight_shapes(node, label)):
+        for entry, shape in zip(node.inputs[1:], _parameter_shapes(node, label)):
             source = parent.nodes[entry.node]
             if source.op != VARIABLE:
                 continue
@@ -119,7 +119,7 @@ def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> N
                 raise GraphError(f"{label}: expected {expected}, got ({', '.join(map(str, got))})")
 
 
-def _weight_shapes(node: Node, label: str) -> list[tuple[int | None, ...]]:
+def _parameter_shapes(node: Node, label: str) -> list[tuple[int | None, ...]]:
     """Return the shapes of a node's parameters in order; a size that depends on the data is None."""
     if is_new(node):
         attributes = attributes_of(node, label)

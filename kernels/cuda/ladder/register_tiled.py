@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
+from ece408_op.core.kernel import EPS16, CudaKernel, reduced_precision_bound
 from ece408_op.problem import TANH_POOL, ConvProblem, PooledProblem
 from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, layer_defines, one_launch
 
@@ -17,8 +17,6 @@ _WARP_PIXELS = 256
 #: Warps along the filters: (warps along the pixels, k per step). Both buffers fit 48 KB, and a thread holds 16 or 32
 #: words between its loads from global memory and its stores to shared memory.
 _SHAPES = {1: (4, 4), 2: (2, 4), 4: (2, 8), 8: (1, 8)}
-#: The relative error of rounding to fp16.
-_EPS16 = 2.0**-11
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
 
     if half:
         files = sources("ladder/half.cu", "ladder/register_tiled.cu")
-        return CudaKernel(name, summary, files, plan, _limits, reduced_precision_bound(_EPS16), precision="fp16")
+        return CudaKernel(name, summary, files, plan, _limits, reduced_precision_bound(EPS16), precision="fp16")
     # half supports no pooling: in its order of pixels, the four corners of a maximum would be in several threads.
     files = sources("ladder/register_tiled.cu")
     return CudaKernel(name, summary, files, plan, _limits, features=frozenset({TANH_POOL}))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
+from ece408_op.core.kernel import EPS16, CudaKernel, reduced_precision_bound
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, Plan, ceil_div, grid_reasons, one_launch, round_up
 
 from ..sources import sources
 
 _THREADS = 128
-#: The relative error of rounding to fp16 or tf32: both keep 11 bits.
-_EPS = 2.0**-11
 #: Tensor cores truncate the terms of a sum at the largest one's last bit instead of rounding them, 17 terms at a time
 #: (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, 2021). A truncation errs up
 #: to twice as much as a rounding, once per product and once per partial sum: at most four roundings per product.
@@ -48,7 +46,7 @@ def _kernel(name: str, precision: str, values_per_word: int) -> CudaKernel:
         sources("ladder/tensor_core.cu"),
         plan,
         _limits,
-        reduced_precision_bound(_EPS, _EPS_SUM),
+        reduced_precision_bound(EPS16, _EPS_SUM),
         capability=(8, 0),
         precision=precision,
         arithmetic=precision,

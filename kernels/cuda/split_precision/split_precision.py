@@ -37,7 +37,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound, sum_bound
+from ece408_op.core.kernel import EPS16, CudaKernel, reduced_precision_bound, sum_bound
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
@@ -66,8 +66,8 @@ _MOST_IMAGES, _MOST_PIXELS = 1 << 24, 1 << 30
 _FEWEST_FILTERS = 4
 #: On an H200: the latency of a call's three launches in milliseconds, and the memory traffic in bytes per millisecond.
 _LATENCY, _BYTES = 0.012, 4e9
-#: The relative error of rounding to fp16; the error that a product adds to a tensor core's sum.
-_EPS, _EPS_SUM = 2.0**-11, 2.0**-22
+#: The error that a product adds to a tensor core's sum.
+_EPS_SUM = 2.0**-22
 #: The mean truncation bias per k-step, in units of 2^-23: docs/numerics.md.
 _TRUNCATION_BIAS = 0.15
 #: The same-sign bias per k-step: the first number times the k-steps of the sum, at most the second, and limited per
@@ -201,7 +201,7 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         ),
         plan,
         limits,
-        split_bound if components == 2 else reduced_precision_bound(_EPS, _EPS_SUM),
+        split_bound if components == 2 else reduced_precision_bound(EPS16, _EPS_SUM),
         **WGMMA_KERNEL if wgmma else {"capability": (8, 0), "compiler": (11, 8)},
         precision="float32" if components == 2 else "tf32",
         arithmetic="fp16x3" if components == 2 else "fp16x1",

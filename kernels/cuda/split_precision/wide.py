@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
+from ece408_op.core.kernel import EPS16, CudaKernel, reduced_precision_bound
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, ceil_div
 
@@ -122,7 +122,7 @@ def bound(components: int, problem: ConvProblem) -> float:
     """Return the largest |y - exact| as a share of sum |x||w|, with a promotion every PROMOTED_PRODUCTS."""
     n = problem.products
     if components == 1:
-        return reduced_precision_bound(2.0**-11, 2.0**-22)(problem) + 2.0**-22
+        return reduced_precision_bound(EPS16, 2.0**-22)(problem) + 2.0**-22
     # A pointwise stage has at least 16 products, and two roundings: of its sum and of the total.
     return fp16x3_bound(n, 2 * ceil_div(n, 16) + 1, n)
 
