@@ -88,7 +88,7 @@ def _layer(layer: ConvProblem, target: Cpu) -> tuple[WinogradPlan, Any]:
     return plan, _winograd_code.build(plan, target).compiled()
 
 
-def reasons(problem: ConvProblem) -> list[str]:
+def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel does not support the problem; empty if it does."""
     lanes = cpu().lanes
     sizes = {"batch": problem.batch, "output width": problem.output_width}
@@ -108,7 +108,7 @@ def is_profitable(problem: ConvProblem) -> bool:
     if target.level not in GAIN or (target.level == "avx512" and not target.by_amd):
         return False
     groups = max(GROUPS, GROUPS_PER_CORE * len(os.sched_getaffinity(0)))
-    if problem.products < PRODUCTS or problem.batch < groups * target.lanes or reasons(problem):
+    if problem.products < PRODUCTS or problem.batch < groups * target.lanes or limits(problem):
         return False
     plan = make_plan(problem.with_batch(1), target.lanes, target.registers)
     return plan.scratch_bytes <= SCRATCH_BYTES and plan.plain_cycles > GAIN[target.level] * plan.cycles
@@ -126,9 +126,9 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
     Raises UnsupportedError for a problem that the kernel does not support.
     """
-    found_reasons = reasons(problem)
-    if found_reasons:
-        raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(found_reasons)}")
+    reasons = limits(problem)
+    if reasons:
+        raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(reasons)}")
     plan, conv = _layer(problem, cpu())
     packed = packed_weights(plan, w)
     sparse = [np.mean(image == 0) > ZEROS for image in x[:: ceil_div(len(x), SAMPLE)]]
@@ -172,7 +172,7 @@ KERNEL = CpuKernel(
     "fewer multiplications, images in the lanes, compiled for the layer",
     run,
     prepare,
-    reasons,
+    limits,
     error_bound=bound,
     magnitude_weights=magnitude_weights,
     recommended=is_profitable,
