@@ -22,5 +22,4 @@ install_hint      the pip command that installs an extra
 source_text       comments, literals and headers of C++ and CUDA files
 templates         Jinja's environment of the HTML pages
 process_usage     time and memory of the process
-timing            medians and their intervals
 """

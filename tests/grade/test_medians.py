@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ece408_op.runtime.timing import CONFIDENCE, summary
+from ece408_op.grade.medians import CONFIDENCE, summary
 
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=40))
