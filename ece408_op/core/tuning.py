@@ -31,7 +31,7 @@ TABLE = Path(__file__).with_name("tuning.json")
 #: chosen kernel takes 1.053 times as long as the fastest, in geometric mean; 1.083 times by the nearest layer alone,
 #: and 1.079 times without the kernels' own predictions.
 _NEAREST = 6
-#: The most seconds that ``tune`` times calls for.
+#: ``tune`` tries no further tile once its timed calls have taken these seconds.
 _TUNING_SECONDS = 0.05
 #: The most bytes of the arrays that ``tune_once`` makes.
 _TUNED_BYTES = 1 << 30
@@ -126,8 +126,8 @@ def use_tile(name: str, problem: ConvProblem, chip: Chip, tile: Mapping[str, int
 def tune(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> Mapping[str, int]:
     """Time each of the kernel's tiles; the process takes the fastest for this layer from now on. Fills out.
 
-    The arrays are those of ``kernel.run``. No tile is timed after 50 ms of timed calls, two per tile; compiling takes
-    seconds. Returns the tile, empty for kernels without a choice.
+    The arrays are those of ``kernel.run``. Each tile has a call that compiles and two timed ones; after 50 ms of timed
+    calls no further tile is tried. Returns the tile, empty for kernels without a choice.
     """
     chip, clock = cuda.chip(x.device.id), gpu_clock(kernel.name)
     aligned = cuda.alignment(*(array.data.ptr for array in (x, w, out)))

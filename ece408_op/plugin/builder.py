@@ -54,7 +54,7 @@ def New(  # noqa: N802 (the operator's name in MXNet)
         device: "cpu", "gpu", or None for the device of the arrays.
         precision: "float32"; "tf32" or "fp16" allow kernels that round the factors of each product to 11 bits.
         tune: whether the first call with these shapes times the GPU kernel's tiles and keeps the fastest one. That
-            takes at most 50 ms after compiling, which takes seconds. Without it, a tuning table decides.
+            takes about 0.1 s after compiling, which takes seconds. Without it, a tuning table decides.
         fuse: "tanh_pool" also computes the tanh of the convolution's 2 x 2 maxima, like MXNet's Activation and Pooling
             with the convention "valid"; "tanh_pool_full" uses the convention "full". Both need a square kernel and
             defaults for the other attributes, and have no gradient.

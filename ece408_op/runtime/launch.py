@@ -23,7 +23,8 @@ SHARED_BYTES = 48 * 1024
 CONSTANT_BYTES = 64 * 1024
 #: Registers of a multiprocessor, on every chip of compute capability 5.0 or later (CUDA C++ Programming Guide).
 REGISTERS = 65536
-#: The most device memory that a kernel may take for its own use, in bytes.
+#: Bytes of a kernel's scratch memory that grow with the images of a launch, or with its partial sums: small buffers
+#: come on top, and one image may need more.
 SCRATCH_BYTES = 1 << 28
 #: Scratch buffers begin at multiples of this many bytes of device memory.
 SCRATCH_ALIGNMENT = 256
