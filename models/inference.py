@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,8 +102,9 @@ def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[..
 
     Without ``data``, the function computes the output of the last images again.
     """
+    given = _parameters(network, (name for name in network.symbol.list_inputs() if not name.endswith("label")))
     executor = network.symbol.simple_bind(context, grad_req="null", type_dict={"data": np.float32}, data=images)
-    executor.copy_params_from(network.arg_params, network.aux_params, allow_extra_params=True)
+    executor.copy_params_from(given, given, allow_extra_params=True)
     return lambda **data: executor.forward(is_train=False, **data)[0]
 
 
@@ -174,11 +175,19 @@ def layers(symbol: Any) -> list[Layer]:
 
 def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
     """Return the outputs, NDArrays on mx.cpu(), of a symbol over the network's parameters and the images."""
-    arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
-    states = {name: network.aux_params[name].astype("float32") for name in symbol.list_auxiliary_states()}
-    given = {"data": mx.nd.array(images), **arguments}
-    executor = symbol.bind(mx.cpu(), given, grad_req="null", aux_states=states)
+    given = {name: array.astype("float32") for name, array in _parameters(network, symbol.list_inputs()).items()}
+    data = mx.nd.array(images)
+    executor = symbol.bind(mx.cpu(), {**given, "data": data}, grad_req="null", aux_states=given)
     return list(executor.forward(is_train=False))
+
+
+def _parameters(network: Loaded, inputs: Iterable[str]) -> dict[str, Any]:
+    """Return the parameters with these names, but for "data"; raises Ece408Error if some are missing."""
+    known, names = {**network.arg_params, **network.aux_params}, [name for name in inputs if name != "data"]
+    missing = ", ".join(name for name in names if name not in known)
+    if missing:
+        raise Ece408Error(f"expected parameters for every layer of the network, lacks {missing}")
+    return {name: known[name] for name in names}
 
 
 def _differences(symbol: Any) -> list[Any]:

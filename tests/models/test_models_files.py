@@ -15,7 +15,7 @@ from small_networks import variant
 from ece408_op import models
 from ece408_op.data import load_test, sample
 from ece408_op.data.resize import resize
-from ece408_op.errors import GraphError
+from ece408_op.errors import Ece408Error, GraphError
 from ece408_op.graph import params_io
 from ece408_op.graph.symbol_graph import Graph
 from ece408_op.models import files
@@ -195,6 +195,20 @@ def test_an_array_that_a_network_does_not_use_is_no_fault(folder):
     network, images = models.find("year-2031"), np.ones((2, 3, 40, 40), np.float32)
     for loaded in (inference.built_in(network), inference.with_operator(network, "auto", "cpu")):
         assert inference.predict(loaded, images, mx.cpu()).shape == (2,)
+
+
+def test_parameters_that_a_loaded_network_lacks_are_named(folder):
+    from ece408_op.models import inference
+
+    put(folder, "a")
+    loaded, images = inference.built_in(models.find("a")), np.ones((2, 3, 40, 40), np.float32)
+    del loaded.arg_params["new1_weight"], loaded.arg_params["fullyconnected1_bias"]
+    with pytest.raises(Ece408Error, match="lacks new1_weight, fullyconnected1_bias$"):
+        inference.predict(loaded, images, mx.cpu())
+    with pytest.raises(Ece408Error, match="lacks loss_label, mean, deviation$"):
+        states = (mx.sym.var(name) for name in ("mean", "deviation"))
+        normalised = mx.sym.BatchNorm(mx.sym.var("data"), mx.sym.var("new0_weight"), mx.sym.var("loss_label"), *states)
+        inference.run(normalised, loaded, images)
 
 
 def test_the_highest_number_counts(folder):
