@@ -48,7 +48,7 @@ _LACKS: tuple[tuple[str, ...], ...] = (
     (r"\bx\b", r'class "__half" has no member "x"', "it uses the member x of half, which CUDA 9 dropped"),
     (_DROPPED, "{}", "it uses {}, which today's CUDA no longer has"),
     (r"\b(cudaDeviceSynchronize)\b", r'__host__ function\("{}', "a kernel calls {}, which CUDA 12 dropped"),
-    (_MXNETS, r"error: .*[\"'](?:\w+::)*{}[\"']", "it uses {} of MXNet, which the harness's replacements lack"),
+    (_MXNETS, r"error: .{0,200}[\"'](?:\w+::)*{}[\"']", "it uses {} of MXNet, which the harness's replacements lack"),
     (r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b", "torch", "it is written for PyTorch, not for MXNet"),
     (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),
     (r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(", "{}", "it calls {}, which the harness does not link"),
@@ -104,7 +104,7 @@ def build(
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    name = re.sub(r'["\n]', "_", source.name)  # no #include takes these
+    name = re.sub(r'["\n\\?]', "_", source.name)  # no #include takes these: "??!" is a trigraph
     (inner / source.name).rename(inner / name)
     unit.write_bytes(os.fsencode(f'#include "src/{name}"\n#include <ece408_grade/after.h>\n'))
     command = _command(unit, code, tools.folder / "headers", architecture)
@@ -256,7 +256,7 @@ def new_folder(purpose: str) -> Iterator[Path]:
 def sources_digest(source: Path, *words: str, alone: bool = False) -> str:
     """A digest of the words and of all that is compiled of a submission, the files that its source includes too."""
     with new_folder("sources") as copied:
-        with suppress(EndedError):  # what the build will say
+        with suppress(EndedError, OSError):  # what the build will say
             sources.copy(source, copied, alone)
         return digest(sorted(filter(Path.is_file, copied.rglob("*"))), *words, root=copied)
 

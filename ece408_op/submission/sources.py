@@ -19,6 +19,8 @@ SUFFIXES_OF = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
 SUFFIXES = (*SUFFIXES_OF["cpu"], *SUFFIXES_OF["gpu"], ".py")  # the suffixes of files that can be graded
 MOST_BYTES = 8 << 20  # bytes and files of one submission, at most
 _MOST_FILES = 200
+#: Bytes of an included file's name from the folder: Python makes and removes folders in folders by recursion.
+_LONGEST_NAME = 400
 #: Characters of a submission that are searched: an expression holds Python's lock, and no signal is taken meanwhile.
 SEARCHED = 1 << 20
 
@@ -64,7 +66,8 @@ def copy(source: Path, to: Path, alone: bool = False) -> str:
         name = waiting.pop()
         path = root / name
         helper = path != source
-        if name in done or (helper and (path.name == OPERATOR or os.path.islink(path) or not os.path.isfile(path))):
+        taken = path.name != OPERATOR and len(os.fsencode(name)) <= _LONGEST_NAME
+        if name in done or (helper and (not taken or os.path.islink(path) or not os.path.isfile(path))):
             continue
         if alone and helper:
             text = f"it includes {name}, which lies next to it in a folder of several submissions"
@@ -107,9 +110,9 @@ def add_stubs(code: str, stubs: Path) -> list[Path]:
     folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
     folders[-1].mkdir(parents=True, exist_ok=True)
     names = {found[2] or found[3] for found in INCLUDE.finditer(code)}
-    for name in sorted(filter(re.compile(COURSE_HEADERS).match, names)):
+    for name in sorted(filter(re.compile(COURSE_HEADERS).match, names))[:_MOST_FILES]:
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
-        if ".." in rest.parts or rest.is_absolute():
+        if ".." in rest.parts or rest.is_absolute() or len(name) > _LONGEST_NAME:
             continue
         with suppress(OSError, ValueError):  # a name that no file can have is none
             (stubs / rest).parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +122,9 @@ def add_stubs(code: str, stubs: Path) -> list[Path]:
 
 def _named(root: Path, content: bytes) -> list[str]:
     """The names of the root's files that a Python file's text holds: kernels' sources lie next to it."""
-    files = [path for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
-    return [path.name for path in files if os.fsencode(path.name) in content]
+    words = {*re.split(rb"[\"'<>/\\\r\n]", content)}  # to look for each file in the text takes minutes for many files
+    files = (name for name in os.listdir(root) if name.lower().endswith((".cu", ".cuh", ".h")))
+    return [name for name in files if os.fsencode(name) in words]
 
 
 def _within(root: Path, folder: Path, content: str) -> list[str]:

@@ -132,8 +132,8 @@ def _sparse(folder: Path) -> None:
 
 
 def _deep(folder: Path) -> None:
-    _includes("x")(folder)
-    (folder / "d").mkdir()
+    _includes("d/" * 1200 + "x.h")(folder)
+    touch(folder, "d/x.h")
     for _ in range(1199):  # from the inside: the whole path is too long for a call
         (folder / "next").mkdir()
         (folder / "d").rename(folder / "next" / "d")

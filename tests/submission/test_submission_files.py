@@ -69,20 +69,23 @@ def test_constants_point_to_a_network(source, names):
         *("# include </" + "/include" * 30_000, "".join(f'#include "{n}"\n' for n in range(200_000))),
         *("cublasA" * 30_000, "cudnnA " * 30_000, " \t" * 117_000 + "#pragma"),
         *("int table[] = {" + "1, " * 12_000, "for(i=" * 20_000, "cudaMemcpy" * 20_000),
+        "TBlob half_t TShape blas_handle_ dnn_handle_ TensorContainer\n" + ("error: " * 570 + "\n") * 250,
+        "".join(f"#include <mxnet/{n}/{'d/' * 450}x.h>\n" for n in range(200)),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_no_text_keeps_the_harness_busy(text, tmp_path):
     (tmp_path / "new-forward.h").write_text(text)
     began = time.process_time()
     pointed_to(text)
     build.arithmetic(text)
-    build.not_supported(text, text[:4000])
+    build.not_supported(text, "\n".join(line[:4000] for line in text.splitlines()))
     build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
     (tmp_path / "to").mkdir()
     sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
     sources.unroll_without_names(tmp_path / "to")
     sources.add_stubs(text, tmp_path / "stubs")
+    assert sum(1 for _ in (tmp_path / "stubs").rglob("*")) < 1000
     for mistake in ("sum", "copied_bytes"):
         line_of(mistake, text)
     assert time.process_time() - began < 5
@@ -144,6 +147,16 @@ def test_a_helper_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / "to").mkdir()
     sources.copy(tmp_path / "a.h", tmp_path / "to")
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
+
+
+def test_a_kernel_in_python_is_copied_with_the_sources_that_it_names(tmp_path):
+    touch(tmp_path, "to/none", "class/own kernel.cu", "class/helper.h", *(f"class/{n}.h" for n in range(1000)))
+    text = "source = 'kernels/own kernel.cu'\n# include <helper.h>\n" + "0" * (7 << 20)
+    (tmp_path / "class" / "kernel.py").write_text(text)
+    began = time.process_time()
+    sources.copy(tmp_path / "class" / "kernel.py", tmp_path / "to")
+    assert {path.name for path in (tmp_path / "to").iterdir()} == {"none", "kernel.py", "own kernel.cu", "helper.h"}
+    assert time.process_time() - began < 3
 
 
 def test_a_source_that_has_gone_is_not_called_too_large(tmp_path):
@@ -268,9 +281,9 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said,
 
 @needs_sandbox
 def test_a_name_that_no_include_takes(tmp_path):
-    source = tmp_path / 'a"b>\nc.h'
+    source = tmp_path / 'a"b>\nc\\q??!.h'
     source.write_text("#error seen", encoding="utf-8")
-    with pytest.raises(EndedError, match=r"a_b>_c\.h:1:2: error: #error seen"):
+    with pytest.raises(EndedError, match=r"a_b>_c_q__!\.h:1:2: error: #error seen"):
         compiled(source, build.tools())
 
 
