@@ -51,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = _graded(arguments, rules)
         print_lines(_grading.escaped(line(record), kept="\n\t") for record in records)
     except (SpecError, DeviceError, OSError) as error:
-        print(f"ece408-grade: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, SpecError) else CANNOT
+        usage = isinstance(error, SpecError)  # it may name students' files; other errors have several lines
+        print(_grading.escaped(f"ece408-grade: {error}", kept="" if usage else "\n"), file=sys.stderr)
+        return USAGE if usage else CANNOT
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import re
 import sqlite3
 import threading
 import time
@@ -273,7 +272,5 @@ def shown(path: Path | str) -> str:
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """The text without what controls a terminal or turns its direction, but for the characters that are ``kept``."""
-    controls = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-    text = text.encode(errors="backslashreplace").decode()
-    return re.sub(controls, lambda one: one[0] if one[0] in kept else repr(one[0])[1:-1], text)
+    """The text with escapes for what controls a terminal, turns its direction or is invisible, but for ``kept``."""
+    return "".join(one if one.isprintable() or one in kept else repr(one)[1:-1] for one in text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from os.path import abspath, exists, isdir, isfile, islink, realpath
+from os.path import abspath, dirname, exists, isdir, isfile, islink, realpath, splitext
 from pathlib import Path
 
 from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device_of
@@ -67,7 +68,16 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         passed_over += over
     if not found:
         raise SpecError("; ".join(f"{path}: {why}" for path, why in passed_over[:5]))
+    # Files as class/*.cu gives them. Kernels in Python name sources next to them.
+    files = [name for name, one in found.items() if one.path == one.source and one.path.suffix.lower() != ".py"]
+    kinds = Counter(map(_kind, files))
+    found.update({name: replace(found[name], alone=True) for name in files if kinds[_kind(name)] > 1})
     return list(found.values()), passed_over
+
+
+def _kind(path: str) -> tuple[str, str]:
+    """A file's folder and suffix: several such files are the work of several people."""
+    return dirname(path), splitext(path)[1].lower()
 
 
 def _checked(one: Submission, given: Path) -> Submission:

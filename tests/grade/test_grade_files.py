@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from submissions import touch
+from submissions import LAYOUTS, scratch_folder, touch
 
 from ece408_op.grade import __main__ as cli
 from ece408_op.grade import _grading, _submission
@@ -36,12 +36,12 @@ def test_links_that_lead_out_of_a_submission(tmp_path):
     assert {"ann", "cat", "loose.h", "given"} < set(found)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path, alone):
+@pytest.mark.parametrize(("given", "alone"), [(["."], True), (["ann.h", "bob.h"], True), (["ann.h"], False)])
+def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path, given, alone):
     (tmp_path / "ann.h").write_text('#include "bob.h"\n')
     (tmp_path / "bob.h").write_text("")
     (tmp_path / "to").mkdir()
-    ((one, *_), _) = _submission.find([tmp_path if alone else tmp_path / "ann.h"], "cpu", lambda: False)
+    ((one, *_), _) = _submission.find([tmp_path / name for name in given], "cpu", lambda: False)
     assert one.source is not None and one.alone == alone
     if alone:
         with pytest.raises(EndedError, match=r"includes bob\.h, which lies next to it"):
@@ -64,6 +64,12 @@ def test_a_class_of_many_levels_ends(tmp_path):
     assert len(found) == 1 and passed_over == []
 
 
+def test_a_helper_1200_levels_deep_ends_no_class():
+    with scratch_folder() as folder:
+        LAYOUTS["folders 1,200 levels deep"][0](folder)
+        assert _grading.key(_submission.Submission(folder, folder / "new-forward.h", "cpu"))
+
+
 def test_folders_that_link_to_each_other_are_soon_listed(tmp_path):
     touch(tmp_path, "ann/new-forward.h", *(f"bob/{one}/notes.txt" for one in range(12)))
     for one in range(12):
@@ -75,6 +81,7 @@ def test_folders_that_link_to_each_other_are_soon_listed(tmp_path):
 
 def test_a_name_with_a_line_break_stays_in_one_line():
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
+    assert _grading.shown(Path("zero\u200bwidth")) == "zero\\u200bwidth"
 
 
 def test_a_folder_that_is_not_graded_forges_no_line(tmp_path, capsys):
@@ -82,6 +89,9 @@ def test_a_folder_that_is_not_graded_forges_no_line(tmp_path, capsys):
     (tmp_path / "own" / "a\npassed: b" / "new-forward.h").symlink_to(tmp_path / "away.h")
     assert cli.main([str(tmp_path / "own"), "--context", "cpu"]) == 1
     assert all(line.startswith("ece408-grade: ") for line in capsys.readouterr().err.splitlines())
+    touch(tmp_path, "none/forward\x1b[2J")
+    assert cli.main([str(tmp_path / "none")]) == 2
+    assert "forward\\x1b[2J" in capsys.readouterr().err
 
 
 def test_another_name_is_not_shown_as_that_of_a_neighbour():
