@@ -152,6 +152,7 @@ class Reference:
             not_finite_elsewhere=elsewhere,
         )
 
+    @np.errstate(all="ignore")
     def _decide_not_finite(self, got: np.ndarray, share: np.ndarray, scaled: np.ndarray, allowed: np.ndarray) -> None:
         """Decide, in place, where a share is not finite: on values that are not, and on sums of zeros."""
         undecided = ~(np.isfinite(share) & np.isfinite(scaled))

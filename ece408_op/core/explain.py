@@ -125,6 +125,7 @@ class Explanation:
         return {**data, "worst": {"index": list(index), "got": got, "expected": expected}}
 
 
+@np.errstate(all="ignore")  # an output may hold anything
 def explain(
     x: np.ndarray,
     w: np.ndarray,

@@ -46,6 +46,7 @@ _ALONE = 1e-9  # S and T of one product differ by less than this share
 _ENOUGH = 1000  # with fewer elements an average says little
 
 
+@np.errstate(all="ignore")  # an output may hold anything
 def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, before: float = 0.0) -> Outcome:
     """The class of an output that held ``before``, and comes in parts of whole images; ``xp`` is numpy or cupy."""
     n = problem.products
