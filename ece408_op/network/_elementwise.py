@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Unary] = {
 #: The activations in CUDA C++, for a float {0}. A NaN stays a NaN.
 _ACTIVATION_TEXTS = {
     "relu": "({0} < 0.f ? 0.f : {0})",
-    "sigmoid": "(1.f / (1.f + expf(-{0})))",
+    "sigmoid": "__fdividef(1.f, 1.f + expf(-{0}))",  # two units in the last place more, and 0 below -87
     "tanh": "tanhf({0})",
     "softrelu": "({0} > 20.f ? {0} : log1pf(expf({0})))",
     "softsign": "({0} / (1.f + fabsf({0})))",
@@ -274,6 +274,10 @@ class WithScalar(Function):
         if name in ("add", "sub"):
             shift = scalar if name == "add" else -scalar
             return Bounds(x.low + shift, x.high + shift)
+        if name == "maximum":
+            return Bounds(max(x.low, scalar), max(x.high, scalar), x.gain if scalar <= 0 else inf)
+        if name == "minimum":
+            return Bounds(min(x.low, scalar), min(x.high, scalar), x.gain if scalar >= 0 else inf)
         if name in ("mul", "div") and 0 < scalar < inf:
             factor = scalar if name == "mul" else 1 / scalar
             return Bounds(x.low * factor, x.high * factor, x.gain * factor)

@@ -59,6 +59,8 @@ def network_of(middle):
         (lambda x: x * S.clip(x + 3, 0, 6) / 6, True),
         (lambda x: x * S.tanh(S.Activation(x, act_type="softrelu")), True),
         (lambda x: x * S.clip(x + 3, 0, 6), False),
+        (lambda x: x * S.minimum(S.maximum(x + 3, 0), 6) / 6, True),
+        (lambda x: S.maximum(x, 0.5), False),
         (lambda x: x * 0.5 + wide(x, "side"), True),
         (lambda x: S.relu(S.Pooling(x, kernel=(1, 1)) + S.tanh(x)), True),
         (lambda x: x * 2, False),
