@@ -85,6 +85,10 @@ def pool(operator: Pooling, x: Shape, y: Shape, activation: Operator | None, sav
     """Return the program of the pooling of x (B, C, H, W) into y; arrays x, y and with ``save_argmax`` argmax."""
     arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
     defines = _pool_defines(operator, x, y, activation)
+    fitted = operator.fitted(x)
+    if (*fitted.kernel, *fitted.pad, *y[2:]) == (*x[2:], 0, 0, 1, 1) and not save_argmax:
+        whole = ("x", "y", np.int64(prod(y)))
+        return program("pooling.cu", "pool_planes", whole, 32 * prod(y), SAVE_ARGMAX=0, **defines)
     return program("pooling.cu", "pool", arguments, prod(y), SAVE_ARGMAX=int(save_argmax), **defines)
 
 

@@ -1,8 +1,8 @@
 // Pooling of each plane x (H, W) into y (OH, OW), and its gradient. An activation follows in the same pass.
 //
-// In ``pool``, a thread computes one output; in ``pool_gradient``, a patch of inputs under the same windows. The loads
-// of overlapping windows hit mostly L1. Memory bandwidth limits both kernels (below one FLOP per byte). Arrays are
-// float32, NCHW, C-contiguous. Constants, defined in front of this text:
+// In ``pool``, a thread computes one output, in ``pool_planes`` a warp; in ``pool_gradient``, a thread computes a patch
+// of inputs under the same windows. The loads of overlapping windows hit mostly L1. Memory bandwidth limits all kernels
+// (below one FLOP per byte). Arrays are float32, NCHW, C-contiguous. Constants, defined in front of this text:
 //     INDEX         the type that counts outputs, or patches: 32 bits if they suffice
 //     sizes         HEIGHT, WIDTH, OUTPUT_; ROWS and COLUMNS of a window; STRIDE_, PAD_; WINDOWS_DOWN, _ACROSS: the
 //                   most windows over an input; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
@@ -33,6 +33,26 @@ __device__ __forceinline__ float counted(int top, int left) {
     const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
     const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
     return (float)(high * wide);
+}
+
+// The maximum of two values, which is NaN if either is NaN, or their sum.
+__device__ __forceinline__ float pooled(float a, float b) {
+    if (!MAXIMUM) return a + b;
+    return !(b <= a) && a == a ? b : a;
+}
+
+// y (planes, 1, 1) = ACTIVATION of each plane's maximum, mean or sum. A warp reads a plane.
+extern "C" __global__ void pool_planes(const float *__restrict__ x, float *__restrict__ y, long long count) {
+    const int lane = threadIdx.x % 32;
+    for (INDEX plane = first_element() / 32; plane < (INDEX)count; plane += grid_stride() / 32) {
+        const float *const image = x + (size_t)plane * (H * W);
+        float result = MAXIMUM ? __int_as_float(0xff800000) : 0.f;
+#pragma unroll 4
+        for (int i = lane; i < H * W; i += 32) result = pooled(result, image[i]);
+        for (int other = 16; other; other /= 2) result = pooled(result, __shfl_xor_sync(0xffffffffu, result, other));
+        if (MEAN) result /= H * W;
+        if (lane == 0) y[plane] = ACTIVATION(result);
+    }
 }
 
 // y (planes, OH, OW) = ACTIVATION of each window's maximum, mean or sum.
