@@ -6,7 +6,7 @@ ece408_op.gluon.replace(net)
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -178,8 +178,10 @@ def replace(
             if reasons:
                 result.left[layer.name] = "; ".join(reasons)
                 continue
-            if type(layer) is not Conv2D:  # Its class stays: MXNet lets only that class take its place.
-                layer.hybrid_forward = MethodType(Conv2D.hybrid_forward, layer)
+            if type(layer) is not Conv2D:
+                # Its class stays, because MXNet lets only that class take its place. A bound method would be pickled as
+                # the class's own.
+                layer.hybrid_forward = partial(Conv2D.hybrid_forward, layer)
             layer._options = options
             result.replaced.append(layer.name)
     for layer in _blocks(block):

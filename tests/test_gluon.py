@@ -1,5 +1,7 @@
 """The operator in Gluon: Conv2D in place of MXNet's, and networks whose layers are replaced."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -132,6 +134,16 @@ def test_a_replaced_network_keeps_its_parameters_and_trains_on(when, mode):
     np.testing.assert_allclose(net(images()).asnumpy(), own(images()).asnumpy(), rtol=1e-4, atol=1e-5)
     assert [call.layer for call in ece408_op.op_times()] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
     np.testing.assert_allclose(losses(net), losses(own), rtol=1e-3)
+
+
+def test_a_replaced_network_stays_replaced_when_it_is_pickled():
+    net = started(network(nn.Conv2D))
+    ece408_op.gluon.replace(net)
+    want = net(images()).asnumpy()
+    copied = pickle.loads(pickle.dumps(net))
+    ece408_op.clear_op_times()
+    np.testing.assert_array_equal(copied(images()).asnumpy(), want)
+    assert [call.layer for call in ece408_op.op_times()] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
 
 
 def test_mxnets_layer_takes_the_place_of_a_replaced_one():
