@@ -19,17 +19,13 @@ LEAST_CHANNELS = 16
 def _cut(problem: ConvProblem, threads: int) -> tuple[ConvProblem, int]:
     """Return the problem of a part, and the number of parts per image; a weight gradient is cut only for one image."""
     whole = problem.batch > 1 if isinstance(problem, WeightGradient) else problem.batch >= threads
-    axis = 0 if isinstance(problem, WeightGradient) else 1  # of the filters, or of the output's channels
-    outputs = problem.groups if problem.groups > 1 else problem.shapes[2][axis]
-    least = max(1, LEAST_CHANNELS * problem.groups // problem.filters) if problem.groups > 1 else LEAST_CHANNELS
+    names, least = ["channels" if isinstance(problem, DataGradient) else "filters"], LEAST_CHANNELS
+    if problem.groups > 1:
+        names, least = ["groups", "channels", "filters"], max(1, LEAST_CHANNELS * problem.groups // problem.filters)
+    outputs = getattr(problem, names[0])
     most = 1 if whole else min(threads // problem.batch, outputs // least)
     parts = max((n for n in range(2, most + 1) if outputs % n == 0), default=1)
-    if problem.groups > 1:
-        sizes = {name: getattr(problem, name) // parts for name in ("groups", "channels", "filters")}
-    elif isinstance(problem, DataGradient):
-        sizes = {"channels": problem.channels // parts}
-    else:
-        sizes = {"filters": problem.filters // parts}
+    sizes = {name: getattr(problem, name) // parts for name in names}
     return replace(problem, **sizes, batch=1) if parts > 1 else problem, parts
 
 
