@@ -21,9 +21,6 @@ from ece408_op.runtime.llvm import Function, Module, Value
 
 from ._ir import deinterleaved, store_first
 
-#: The error bound of tanh, in units in the last place of the result.
-TANH_ULPS = 3
-
 #: q, with the constant term first.
 _Q = (0.5, 0.1666654348373413, 0.04166628047823906, 0.00836661085486412, 0.0013946493854746222)
 _LOG2_E = 1.4426950408889634

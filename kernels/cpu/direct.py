@@ -54,9 +54,6 @@ from . import _direct_code, _direct_filters, _padded, _tanh_pool, im2col
 from ._direct_filters import FilterPlan, make_filter_plan
 from ._direct_plan import DirectPlan, make_plan
 from ._few_images import sharing
-from ._tanh_pool import TANH_ULPS
-
-__all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
 
 #: The most bytes of output that a thread claims at a time.
 CHUNK_BYTES = 4 << 20

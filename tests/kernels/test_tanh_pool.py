@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from cpu_kernels import LEVELS, arrays, run
+from pooled_case import TANH_ULPS
 
 from ece408_op.kernels.cpu import direct
-from ece408_op.kernels.cpu.direct import TANH_ULPS
 from ece408_op.problem import ConvProblem
 
 each_level = pytest.mark.parametrize("level", LEVELS)
