@@ -86,6 +86,10 @@ __device__ __forceinline__ float sample(const Window &window, int tap, const Axi
     return exists ? __ldg(window.maps + c * SOURCE_MAP + index_t(row) * SOURCE_W + column) : 0.0f;
 }
 
+// The k and the rows of a that a thread loads.
+__device__ __forceinline__ int a_depth() { return threadIdx.x % DEPTH; }
+__device__ __forceinline__ int a_row(int n) { return threadIdx.x / DEPTH + n * (THREADS / DEPTH); }
+
 // The operands of a forward pass or data gradient: a is w, b has samples. Neighbouring threads load neighbouring
 // weights, and samples of neighbouring outputs.
 struct WeightsAndSamples {
@@ -94,8 +98,6 @@ struct WeightsAndSamples {
     Axis rows, columns;
     Window window;  // of the thread's column
 
-    static __device__ int a_depth() { return threadIdx.x % DEPTH; }
-    static __device__ int a_row(int n) { return threadIdx.x / DEPTH + n * (THREADS / DEPTH); }
     static __device__ int b_depth(int n) { return threadIdx.x / TILE_COLUMNS + n * (THREADS / TILE_COLUMNS); }
     static __device__ int b_column(int) { return threadIdx.x % TILE_COLUMNS; }
 
@@ -122,8 +124,6 @@ struct OutputsAndSamples {
     index_t first_output;
     int first_row, first_tap, reduction;
 
-    static __device__ int a_depth() { return threadIdx.x % DEPTH; }
-    static __device__ int a_row(int n) { return threadIdx.x / DEPTH + n * (THREADS / DEPTH); }
     static __device__ int b_depth(int) { return a_depth(); }
     static __device__ int b_column(int n) { return a_row(n); }
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply(const Operands &operands, float (&sum)[
     float a_next[A_LOADS], b_next[B_LOADS];
     const auto store = [&](int stage) {
 #pragma unroll
-        for (int n = 0; n < A_LOADS; n++) shared_a[stage][Operands::a_depth()][Operands::a_row(n)] = a_next[n];
+        for (int n = 0; n < A_LOADS; n++) shared_a[stage][a_depth()][a_row(n)] = a_next[n];
 #pragma unroll
         for (int n = 0; n < B_LOADS; n++) shared_b[stage][Operands::b_depth(n)][Operands::b_column(n)] = b_next[n];
     };
