@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
 
@@ -39,7 +40,7 @@ _GRACE = 0.7
 
 def run(name: str) -> int:
     """Import and run one of COMMANDS with this process's arguments; return its exit code."""
-    _open_closed_streams()
+    _tolerate_closed_streams()
     milestone = COMMANDS[name] == "milestones.cli"
     program = f"{name}.py" if milestone else f"ece408-{name}"
 
@@ -80,15 +81,11 @@ def interrupt_on_sigterm() -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines, with escapes for characters that stdout's encoding lacks; a closed pipe, as by head, is no error."""
+    """Print lines, with escapes for characters that stdout's encoding lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        for line in lines:
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:  # Python's flush at exit would fail again, so it goes to /dev/null
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in lines:
+        print(line)
 
 
 def guard(program: str, work: Callable[[], int]) -> int:
@@ -97,7 +94,7 @@ def guard(program: str, work: Callable[[], int]) -> int:
     Ctrl-C prints one line with the program's name, and the exit code is 130. Python cannot interrupt a computation of
     MXNet or of a kernel, nor MXNet's wait at exit. So a thread ends the process after _GRACE seconds.
     """
-    _open_closed_streams()
+    _tolerate_closed_streams()
     with _exit_on_interrupt(program):
         print_once = _watch_interrupts(program)
     try:
@@ -114,11 +111,26 @@ def guard(program: str, work: Callable[[], int]) -> int:
             signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
-def _open_closed_streams() -> None:
-    """Send stdout and stderr to /dev/null if the shell closed them, as by ``>&-``: Python then sets them to None."""
+class _Stream(io.FileIO):
+    """The file of stdout or stderr. A reader that has ended, as head, is no error: the rest goes to /dev/null."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
+def _tolerate_closed_streams() -> None:
+    """Send what is written to a stdout or stderr without a reader to /dev/null, so that the command does its work."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:  # the shell closed it, as by >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif stream is getattr(sys, f"__{name}__"):
+            file = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True))
 
 
 @contextmanager

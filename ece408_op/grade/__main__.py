@@ -16,7 +16,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, run, whole_number
 from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS
@@ -150,4 +150,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("grade"))

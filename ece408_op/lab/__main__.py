@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, run, whole_number
 from ece408_op.data.atomic import output_file, output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
@@ -159,4 +159,4 @@ def _layer(text: str) -> ConvProblem:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("lab"))

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, guard, whole_number
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.data.atomic import output_file, write_text
@@ -147,4 +147,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard("ece408_op.profile.counters", main))

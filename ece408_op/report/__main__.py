@@ -12,7 +12,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 
 from ece408_op.bench import plots
-from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, run, whole_number
 from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, MXNetImportError
@@ -87,4 +87,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("report"))
