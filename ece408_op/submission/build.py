@@ -104,7 +104,7 @@ def build(
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    name = re.sub(r'["\n\\?]', "_", source.name)  # no #include takes these: "??!" is a trigraph
+    name = re.sub(r'["\r\n\\?]', "_", source.name)  # no #include takes these: "??!" is a trigraph
     (inner / source.name).rename(inner / name)
     unit.write_bytes(os.fsencode(f'#include "src/{name}"\n#include <ece408_grade/after.h>\n'))
     command = _command(unit, code, tools.folder / "headers", architecture)

@@ -35,7 +35,7 @@ _SYSTEM = (
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
-_INODES = 10_000  # files and folders in /tmp
+_INODES, _DESCRIPTORS = 10_000, 1024  # files and folders in /tmp; open files, pipes and sockets, with what they hold
 _STACK_BYTES = 8 << 20  # as a shell gives
 #: Since Linux 5.14 a user namespace counts its own processes; before, all of the harness's user would count.
 _COUNTS_BY_NAMESPACE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14)
@@ -221,6 +221,7 @@ def start(
     seccomp = -1 if written or tools.trusted else filter_program(fatal=not (gpu or python))
     cgroup, uid, user = _cgroup(limits), 0, None
     numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.output_bytes, resource.RLIMIT_CPU: cpu_seconds}
+    numbers[resource.RLIMIT_NOFILE] = _DESCRIPTORS
     if not written:  # NVRTC raises its process's, and so that of all that it starts; a compiler needs more
         numbers[resource.RLIMIT_STACK] = _STACK_BYTES
     if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting

@@ -49,7 +49,9 @@ def device_of(path: Path) -> str:
     """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, its text; none is run."""
     if path.suffix.lower() == ".py":
         with open(path, "rb") as file:
-            return "gpu" if b"CudaKernel" in file.read(MOST_BYTES) else "cpu"
+            text = file.read(MOST_BYTES)
+        makes_no_other = b"CudaKernel" in text and b"CpuKernel(" not in text
+        return "gpu" if b"CudaKernel(" in text or makes_no_other else "cpu"
     return "gpu" if path.suffix.lower() in SUFFIXES_OF["gpu"] else "cpu"
 
 

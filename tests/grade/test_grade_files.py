@@ -108,6 +108,19 @@ def test_a_python_file_is_one_whatever_its_case(tmp_path):
     assert program.paths and program.what == str(tmp_path / "to" / "KERNEL.PY")
 
 
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("# unlike a CudaKernel\nKERNEL = CpuKernel('mine', 'a kernel', run)", "cpu"),
+        ("from ece408_op.core.kernel import CpuKernel, CudaKernel\nKERNEL = CudaKernel('mine', 'a kernel')", "gpu"),
+        ("from ece408_op.core.kernel import CudaKernel\nclass Mine(CudaKernel): pass", "gpu"),
+    ],
+)
+def test_the_device_of_a_python_file(text, device, tmp_path):
+    (tmp_path / "kernel.py").write_text(text)
+    assert sources.device_of(tmp_path / "kernel.py") == device
+
+
 def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path, monkeypatch):
     touch(tmp_path, "kernel.py")
     monkeypatch.setattr(_submission, "device_of", Mock(side_effect=PermissionError(13, "Permission denied")))

@@ -281,9 +281,9 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said,
 
 @needs_sandbox
 def test_a_name_that_no_include_takes(tmp_path):
-    source = tmp_path / 'a"b>\nc\\q??!.h'
+    source = tmp_path / 'a"b>\nc\\q??!\r.h'
     source.write_text("#error seen", encoding="utf-8")
-    with pytest.raises(EndedError, match=r"a_b>_c_q__!\.h:1:2: error: #error seen"):
+    with pytest.raises(EndedError, match=r"a_b>_c_q__!_\.h:1:2: error: #error seen"):
         compiled(source, build.tools())
 
 

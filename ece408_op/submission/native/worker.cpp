@@ -293,7 +293,7 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
   // submission can slow either down.
   char line[80], word[8], nonce[40], text[text_bytes];
   unsigned layer = 0;
-  for (ssize_t size; (size = read(harness, line, sizeof line - 1)) > 0;) {
+  for (ssize_t size; (size = TEMP_FAILURE_RETRY(read(harness, line, sizeof line - 1))) > 0;) {
     line[size] = 0;
     if (sscanf(line, "%7s %39s %u", word, nonce, &layer) != 3 || layer >= calls.size()) break;
     const std::string command = word;
