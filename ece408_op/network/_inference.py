@@ -31,7 +31,7 @@ from ece408_op.runtime.thread_pool import parallel_for
 
 from ._batch import STAGES
 from ._network import Network, splits
-from .engine import ChunkedBatch, Engine, copying_threads, sharing
+from .engine import Engine, copying_threads, sharing
 
 #: The fewest bytes of a transfer.
 LEAST_TRANSFER = 2 << 20
@@ -169,7 +169,7 @@ def _compute_and_compare(
             for number in range(STAGES):
                 each(lambda part: part.copy_in(number), 1)  # noqa: B023
             for part in parts:
-                buffers.enter_context(part.staging())
+                buffers.enter_context(part.staged_outputs())
             for number in range(max(len(part.chunked.chunks) for part in parts)):
                 each(lambda part: part.launch(number), 1)  # noqa: B023
                 each(lambda part: part.copy_in(number + STAGES), 1)  # noqa: B023
@@ -183,15 +183,15 @@ def _compute_and_compare(
         comparisons, differ = first.engine.comparisons(compared())
         checks, filled = [*meanwhile, *comparisons], outputs()
         # The first GPU's threads compare the parameters for all GPUs.
-        each(lambda part: part.compute(filled, checks if part is first else [], len(parts) > 1))
+        each(lambda part: part.run_pipeline(filled, checks if part is first else [], len(parts) > 1))
     return differ.is_set()
 
 
 class _Share:
-    """One GPU's images of a call, in chunks; the caller has the GPU's lock."""
+    """One GPU's images of a call, in chunks, and the copy pipeline's interface to the GPU; the caller has its lock."""
 
     def __init__(self, engine: Engine, mine: slice, data: Sequence[np.ndarray], is_pinned: Sequence[bool]) -> None:
-        self.engine, self.gpu, self.images = engine, engine.gpu, len(data[0])
+        self.engine, self.gpu, self.images, self.staging = engine, engine.gpu, len(data[0]), engine.gpu.staging
         self._mine, self._data, self._is_pinned = mine, data, is_pinned
         self._shapes = [array.shape for array in data]
         #: For each chunk, the events of its copies in, and the event of its end.
@@ -210,33 +210,32 @@ class _Share:
             if not self.engine.has(parameters):
                 self.engine.send(parameters)
             self.chunked = self.engine.chunks(self._shapes)
+        self._batches = {chunk.stage: batch for chunk, batch in zip(self.chunked.chunks, self.chunked.batches)}
         self._copied, self._ends = [], []
         if len(self.chunked.chunks) == 1:
             self._data = [array.reshape(1, -1) for array in self._data]
-        #: Whether all work can be queued without waiting.
         small = (array.nbytes < pinned.LEAST_BYTES for array in self._data)  # CUDA copies these without waiting
         ready = any(self._is_pinned) and all(map(or_, self._is_pinned, small))
-        self.can_queue = ready and self._output_bytes() <= STAGING_BYTES
-
-    def _output_bytes(self) -> int:
         batch = self.chunked.batches[0]
-        return sum(output.nbytes for output in batch.outputs[0]) * ceil_div(self.images, batch.images)
+        output_bytes = sum(output.nbytes for output in batch.outputs[0]) * ceil_div(self.images, batch.images)
+        #: Whether all work can be queued without waiting.
+        self.can_queue = ready and output_bytes <= STAGING_BYTES
 
     def copy_in(self, number: int) -> None:
         """Queue the copies of a chunk's data to the GPU, if there is a chunk of that number."""
         if number >= len(self.chunked.chunks):
             return
-        chunk, batch = self.chunked.chunks[number], self.chunked.batches[number]
+        chunk = self.chunked.chunks[number]
         before = self._ends[number - STAGES] if number >= STAGES else None
         given = [array[chunk.first : chunk.first + chunk.images] for array in self._data]
         with self.gpu.device, cuda.reported("network"):
-            buffers = batch.data[chunk.stage]
+            buffers = self._batches[chunk.stage].data[chunk.stage]
             self._copied.append([self.gpu.copy_pinned(x, to.data.ptr, before) for x, to in zip(given, buffers)])
 
     @contextmanager
-    def staging(self) -> Iterator[None]:
+    def staged_outputs(self) -> Iterator[None]:
         """Use a staging buffer for the outputs within this context."""
-        buffer, first = self.gpu.staging.get(), 0
+        buffer, first = self.staging.get(), 0
         rows = sum(chunk.images - chunk.overlap for chunk in self.chunked.chunks)
         try:
             self._staged = []
@@ -246,17 +245,16 @@ class _Share:
                 first += rows * size
             yield
         finally:
-            self.gpu.staging.put(buffer)
+            self.staging.put(buffer)
 
     def launch(self, number: int) -> None:
         """Queue the computation of a chunk, and the copies of its outputs, if there is a chunk of that number."""
         if number >= len(self.chunked.chunks):
             return
-        chunk, batch, gpu = self.chunked.chunks[number], self.chunked.batches[number], self.gpu
+        chunk, gpu = self.chunked.chunks[number], self.gpu
         with gpu.device, gpu.stream, cuda.reported("network"):
-            data = batch.data[chunk.stage]
             gpu.wait_for(self._copied[number])
-            for output, staged in zip(batch.run(self.engine.given(data), data, timed=True), self._staged):
+            for output, staged in zip(self._run(chunk), self._staged):
                 target, source = staged[_new(chunk)], output[chunk.overlap :].data.ptr
                 gpu.cuda.runtime.memcpyAsync(address(target), source, target.nbytes, _TO_HOST, gpu.stream.ptr)
             self._ends.append(gpu.stream.record())
@@ -269,7 +267,7 @@ class _Share:
             for target, staged in zip(targets, self._staged):
                 target[_new(chunk)] = staged[_new(chunk)]
 
-    def compute(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
+    def run_pipeline(self, outputs: Sequence[np.ndarray], checks: Sequence[Callable[[], None]], several: bool) -> None:
         """Compute all chunks through a copy pipeline, whose threads run the checks while the GPU computes.
 
         several: whether other GPUs compute at the same time.
@@ -285,34 +283,27 @@ class _Share:
         part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in self._data), threads)
         transfers = max(1 + several, ceil_div(part, STAGING_BYTES))
         most = max(LEAST_TRANSFER, ceil_div(part, transfers)) // ITEM_BYTES
-        device = _Device(self.engine, self.chunked)
         with self.gpu.device, cuda.reported("network"):
-            Pipeline(device, chunks, self._data, outputs, most, checks=checks).run(threads)
+            Pipeline(self, chunks, self._data, outputs, most, checks=checks).run(threads)
+
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        batch = self._batches[transfer.stage]
+        buffers = batch.data if transfer.role == INPUT else batch.outputs
+        self.gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+
+    def compute(self, chunk: Chunk) -> Any:
+        gpu = self.gpu
+        with gpu.device, gpu.stream:
+            for source, target in zip(self._run(chunk), self._batches[chunk.stage].outputs[chunk.stage]):
+                target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
+            return gpu.stream.record()
+
+    def _run(self, chunk: Chunk) -> list[Any]:
+        batch = self._batches[chunk.stage]
+        data = batch.data[chunk.stage]
+        return batch.run(self.engine.given(data), data, timed=True)
 
 
 def _new(chunk: Chunk) -> slice:
     """Return the images of a chunk without those that the chunk before has too."""
     return slice(chunk.first + chunk.overlap, chunk.first + chunk.images)
-
-
-class _Device:
-    """The copy pipeline's interface to the GPU."""
-
-    def __init__(self, engine: Engine, chunked: ChunkedBatch) -> None:
-        self._engine, self._gpu, self.staging = engine, engine.gpu, engine.gpu.staging
-        stages = {chunk.stage: batch for chunk, batch in zip(chunked.chunks, chunked.batches)}
-        self._batches = [stages[stage] for stage in sorted(stages)]
-
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        batch = self._batches[transfer.stage]
-        buffers = batch.data if transfer.role == INPUT else batch.outputs
-        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
-
-    def compute(self, chunk: Chunk) -> Any:
-        gpu, batch = self._gpu, self._batches[chunk.stage]
-        with gpu.device, gpu.stream:
-            data = batch.data[chunk.stage]
-            outputs = batch.run(self._engine.given(data), data, timed=True)
-            for source, target in zip(outputs, batch.outputs[chunk.stage]):
-                target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
-            return gpu.stream.record()
