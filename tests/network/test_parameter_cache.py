@@ -80,11 +80,11 @@ class Trained:
         self.apply()
 
 
-def both(numbers):
+def both(numbers, gradients="gpu"):
     """Return MXNet's, and that on GPUs of these numbers."""
     symbol = plain()
     args, aux = images(symbol, 7)
-    ours = on_gpus(symbol, args, aux, numbers, gradients="gpu")
+    ours = on_gpus(symbol, args, aux, numbers, gradients=gradients)
     return Trained(symbol, ndarrays(args), "sgd"), Trained(ours, ndarrays(args), "gpusgd")
 
 
@@ -228,10 +228,7 @@ def test_a_block_whose_parameters_are_set_and_loaded_and_frozen(numbers, tmp_pat
 
 def test_gradients_of_mxnets_arrays_keep_parameters_too(copied, numbers):
     """They are copied to the first GPU, whose parameters the next forward passes use."""
-    symbol = plain()
-    args, aux = images(symbol, 7)
-    node = on_gpus(symbol, args, aux, numbers)
-    theirs, ours = Trained(symbol, ndarrays(args), "sgd"), Trained(node, ndarrays(args), "gpusgd")
+    theirs, ours = both(numbers, "cpu")
     for one in (theirs, ours):
         for seed in range(3):
             copied.clear()
