@@ -74,7 +74,7 @@ class Trainer:
         each image by itself.
         """
         network, shares = self.network, _inference.shares(self._unfused, data, len(self._gpus))
-        new = {number: np.empty_like(array) for number, array in states.items()} if len(shares) > 1 else states
+        new = {number: np.empty_like(array) for number, array in states.items()}
         pinned_inputs = [*pinned, *(False for _ in parameters)]
 
         def compute_share(rank: Rank, graphs: Graphs | None) -> SavedValues:
@@ -126,9 +126,8 @@ class Trainer:
             found = Forward(data_shapes, shares, ranks, graphs)
             if graphs:
                 graphs.user = weakref.ref(found)
-        if new is not states:
-            for number, array in states.items():
-                array[...] = new[number]
+        for number, array in states.items():
+            array[...] = new[number]
         return found
 
     def backward(
