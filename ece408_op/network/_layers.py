@@ -18,19 +18,7 @@ from ece408_op.errors import ProblemError
 from ece408_op.graph import node_conversion
 from ece408_op.problem import ConvProblem
 
-from ._definition import (
-    Arrays,
-    Operator,
-    Shape,
-    Trained,
-    Unsupported,
-    choice,
-    disabled,
-    flag,
-    integer,
-    number,
-    pair,
-)
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, disabled, flag, integer, number, pair
 
 
 class Weighted(Operator):

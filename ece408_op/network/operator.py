@@ -149,13 +149,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
 class NetworkOp(fast_custom_op.FastCustomOp):
     """The operator for arrays of one shape; MXNet calls forward from its worker threads, several at a time."""
 
-    def __init__(
-        self,
-        network: Network,
-        inference: Inference,
-        trainer: Trainer | None = None,
-        leaves_gradients: bool = False,
-    ) -> None:
+    def __init__(self, network: Network, inference: Inference, trainer: Trainer | None, leaves_gradients: bool) -> None:
         super().__init__()
         self._network, self._inference, self._trainer = network, inference, trainer
         self._leaves_gradients = leaves_gradients
