@@ -20,6 +20,8 @@ from ece408_op.problem import ConvProblem
 
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, disabled, flag, integer, number, pair
 
+_problem = lru_cache(maxsize=1024)(ConvProblem)
+
 
 class Weighted(Operator):
     """A layer with weights and, unless ``no_bias``, a bias. Fusion can add a BatchNorm and a sum to a Convolution."""
@@ -83,7 +85,7 @@ class Convolution(Weighted):
 
     def problem(self, x: Shape) -> ConvProblem:
         """Return the convolution problem for the package's kernels, for data of shape x."""
-        return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
+        return _problem(*x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
 
 
 class New(Convolution):
@@ -133,7 +135,7 @@ class Deconvolution(Convolution):
         else:
             image = tuple(whole - 2 * outer + added for whole, outer, added in zip(covered, pad, self.adj))
         y = (x[0], self.num_filter, *image)
-        return _problem(y, x[1], *self.kernel, self.stride, pad, self.dilate, self.num_group).data_gradient
+        return _problem(*y, x[1], *self.kernel, self.stride, pad, self.dilate, self.num_group).data_gradient
 
     def _scaled(self, w: Any, scale: Any) -> Any:
         grouped = w.reshape(self.num_group, -1, *w.shape[1:])
@@ -284,9 +286,3 @@ def channels_second(x: Any, axis: int) -> Any:
     """Return a view (n, channels, m) of a C-contiguous array with channels along an axis."""
     axis %= x.ndim
     return x.reshape(prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]))
-
-
-@lru_cache(maxsize=1024)
-def _problem(x: Shape, *attributes: Any) -> ConvProblem:
-    batch, channels, rows, columns = x
-    return ConvProblem(batch, channels, rows, columns, *attributes)
