@@ -59,14 +59,18 @@ def mxnets(symbol, args, aux):
     return [output.asnumpy() for output in executor.forward(is_train=False)]
 
 
+def inference_of(symbol, args, aux=(), data=("data",), **options):
+    """Return an executor of gpu_network; ``data`` names the arguments that are no parameters."""
+    params = ndarrays({n: a for n, a in args.items() if n not in data})
+    node, params, states = ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), **options)
+    given = ndarrays({n: a for n, a in args.items() if n in node.list_arguments()})
+    return node.bind(mx.cpu(), given, aux_states=states, grad_req="null")
+
+
 def ours(symbol, args, aux, data=("data",), way="numpy", calls=1, **options):
-    """Return the outputs of gpu_network's last call; ``data`` names the arguments that are no parameters."""
+    """Return the outputs of the last call of that executor."""
     with computing(way):
-        params = ndarrays({n: a for n, a in args.items() if n not in data})
-        options = {"impl": "auto" if way == "numpy" else way, **options}
-        node, params, states = ece408_op.gpu_network(symbol, params, ndarrays(aux), **options)
-        given = ndarrays({n: a for n, a in args.items() if n in node.list_arguments()})
-        executor = node.bind(mx.cpu(), given, aux_states=states, grad_req="null")
+        executor = inference_of(symbol, args, aux, data, **{"impl": "auto" if way == "numpy" else way, **options})
         for _ in range(calls):
             outputs = [output.asnumpy() for output in executor.forward(is_train=False)]
         return outputs

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import S, data, mx, mxnets, ndarrays, ours, require, values, wait_until
+from network_case import S, data, inference_of, mx, mxnets, ours, require, values, wait_until
 from process import printed
 from training_case import bound, node_of, step
 
@@ -64,8 +64,7 @@ def test_the_memory_of_a_network_is_free_without_a_garbage_collection(symbol):
     pool = cuda.cupy().get_default_memory_pool()
     engine.clear()
     before = pool.used_bytes()
-    params = ndarrays({name: array for name, array in args.items() if name != "data"})
-    executor = ece408_op.gpu_network(symbol, params)[0].bind(mx.cpu(), ndarrays(args), grad_req="null")
+    executor = inference_of(symbol, args)
     for _ in range(3):
         executor.forward(is_train=False)[0].wait_to_read()
     engine.clear()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from network_case import S, mx, ndarrays, on_numpy, require_gpus, values, wait_until
+from network_case import S, inference_of, mx, ndarrays, on_numpy, require_gpus, values, wait_until
 from network_fake import Gpu
 
 import ece408_op
@@ -38,10 +38,7 @@ def bound(images, numbers):
     """Return an executor on GPUs of these numbers, and MXNet's own one, with whole numbers, whose sums are exact."""
     symbol = S.FullyConnected(S.Convolution(S.Variable("data"), kernel=(3, 3), num_filter=4), num_hidden=3)
     args = {name: np.rint(3 * array) for name, array in values(symbol, {"data": (images, 2, 8, 8)})[0].items()}
-    params = ndarrays({name: array for name, array in args.items() if name != "data"})
-    node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
-    data = {"data": mx.nd.array(args["data"])}
-    return node.bind(mx.cpu(), {**data, **params}), symbol.bind(mx.cpu(), ndarrays(args))
+    return inference_of(symbol, args, device_ids=numbers), symbol.bind(mx.cpu(), ndarrays(args))
 
 
 def compare_calls(ours, theirs, images):
