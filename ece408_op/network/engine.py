@@ -286,15 +286,11 @@ def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
 
     A part is an int64 array with rows (array's number, first byte, count of bytes).
     """
-    found, left = list[list[tuple[int, int, int]]](), 0
-    for number, size in enumerate(sizes):
-        for first in range(0, size, _COMPARED_BYTES):
-            if left <= 0:
-                found.append([])
-                left = _COMPARED_BYTES
-            found[-1].append((number, first, min(_COMPARED_BYTES, size - first)))
-            left -= found[-1][-1][2]
-    return [np.array(rows, np.int64) for rows in found]
+    most = _COMPARED_BYTES
+    pieces = [(n, first, min(most, size - first)) for n, size in enumerate(sizes) for first in range(0, size, most)]
+    rows = np.array(pieces, np.int64).reshape(-1, 3)
+    starts = rows[:, 2].cumsum() - rows[:, 2]
+    return [part for part in np.split(rows, np.flatnonzero(np.diff(starts // most)) + 1) if len(part)]
 
 
 _Key = tuple[str, str, str, int]
