@@ -21,7 +21,7 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import INPUT, ONE, Operator, Shape
-from ._elementwise import Combination, is_unary
+from ._elementwise import Combination, LeakyReLU, is_unary
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling, Weighted
 from ._passes import expression
@@ -68,7 +68,8 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     if isinstance(operator, Combination):
         fits = x == output and (not operator.has_factor or (*inputs[1], 1, 1)[:4] == (*x[:2], 1, 1))
         return SplitUse.BETWEEN if fits and (not operator.residual or inputs[-1] == x) else None
-    return SplitUse.BETWEEN if isinstance(operator, Pooling) or is_unary(operator) else None
+    others = isinstance(operator, Pooling) or _is_prelu(operator) or is_unary(operator)
+    return SplitUse.BETWEEN if others else None
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:
@@ -148,8 +149,12 @@ class _SplitLayer(Timed):
         return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
 
 
+def _is_prelu(operator: Operator) -> bool:
+    return isinstance(operator, LeakyReLU) and operator.act_type == "prelu"
+
+
 class _Depthwise(_SplitLayer):
-    """A depthwise convolution or, with windows of one pixel, a BatchNorm or an activation."""
+    """A depthwise convolution or, with windows of one pixel, a BatchNorm, a PReLU or an activation."""
 
     name = "split_depthwise"
 
@@ -159,7 +164,8 @@ class _Depthwise(_SplitLayer):
         if isinstance(operator, Convolution):
             windows = operator.kernel, operator.stride, operator.pad
         following = expression(operator if is_unary(operator) else node.epilogue)
-        super().__init__(node, split_passes.depthwise(x, output, *windows, following), x[0])
+        program = split_passes.depthwise(x, output, *windows, following, _is_prelu(operator))
+        super().__init__(node, program, x[0])
         self._channels = x[1]
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -170,9 +176,12 @@ class _Depthwise(_SplitLayer):
             taps, bias = (each.astype(np.float32) for each in operator.factors(inputs[1:]))
         elif isinstance(operator, Convolution):
             taps, bias = operator.folded(inputs)
+        elif _is_prelu(operator):
+            taps = taps * inputs[1]
         taps = taps.reshape(self._channels, -1)
         bias = cp.zeros(self._channels, np.float32) if bias is None else bias
-        limits = split_form.output_limits(taps, bias)
+        # A PReLU leaves the values above zero as they are.
+        limits = split_form.output_limits(cp.maximum(abs(taps), 1) if _is_prelu(operator) else taps, bias)
         self._parameters = {"w": cp.ascontiguousarray(_padded(taps).T), "bias": _padded(bias), "limits": limits}
 
 

@@ -224,6 +224,17 @@ def test_depthwise_convolution(kernel, stride, pad, activation, programs):
     assert np.abs(got - exact).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
 
 
+def test_a_factor_below_zero(programs):
+    x, slopes = images(2, 20, 5, 3), np.linspace(-3, 2, 24, dtype="f")
+    limits = np.float32([max(1, np.abs(slopes).max()), 0])
+    program = split_passes.depthwise(x.shape, x.shape, (1, 1), (1, 1), (0, 0), below_zero=True)
+    arrays = {**split(x), "w": slopes, "bias": np.zeros(24, "f"), "limits": limits}
+    got, scales = run(program, arrays, x.shape, programs)
+    exact = np.where(x > 0, x, x * slopes[:20, None, None])
+    assert (np.abs(got - exact) <= 4 * STORED * np.abs(exact) + 2.0**-40).all()
+    assert (scales[:, 1].view("f") >= np.abs(got).reshape(2, -1).max(axis=1)).all()
+
+
 @pytest.mark.parametrize(("has_factor", "added"), [(True, False), (False, True), (True, True)])
 def test_a_factor_and_a_sum(has_factor, added, programs):
     x, other = images(2, 20, 5, 3), images(2, 20, 5, 3) * np.float32(100)

@@ -54,6 +54,8 @@ def network_of(middle):
         (lambda x: S.clip(x, 1, 2, name="middle"), False),
         (lambda x: S.LeakyReLU(x, slope=0.1, name="middle"), True),
         (lambda x: S.LeakyReLU(x, slope=2, name="middle"), False),
+        (lambda x: S.LeakyReLU(x, act_type="prelu", name="middle"), True),
+        (lambda x: S.LeakyReLU(x, S.Variable("gamma", shape=(1,)), act_type="prelu", name="middle"), True),
         (lambda x: S.LeakyReLU(x, act_type="gelu", name="middle"), True),
         (lambda x: x * S.sigmoid(x), True),
         (lambda x: x * S.clip(x + 3, 0, 6) / 6, True),

@@ -10,8 +10,9 @@
 //
 // A macro with a kernel's name selects the kernel to compile; ACTIVATION(v) comes last. Config: components; channels;
 // the input's height and width, the output's output_height and output_width; window_height, window_width, stride_...,
-// pad_...; maximum, mean, count_pad, as in Pooling; has_factor, residual: what combine_split reads; inputs and end_0 to
-// end_3, the channels up to each input's end; unfolded_channels, of an unfolded pixel, and unfolded_rows, of a thread.
+// pad_...; maximum, mean, count_pad, as in Pooling; below_zero: see depthwise_split; has_factor, residual: what
+// combine_split reads; inputs and end_0 to end_3, the channels up to each input's end; unfolded_channels, of an unfolded
+// pixel, and unfolded_rows, of a thread.
 
 constexpr int C = Config::channels, UNITS = (C + 7) / 8;  // of a pixel
 constexpr int OUTPUT_AREA = Config::output_height * Config::output_width, AREA = Config::height * Config::width;
@@ -127,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #ifdef DEPTHWISE_SPLIT
 // Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation. With
-// windows of one pixel it multiplies each channel by a factor and adds a number.
+// windows of one pixel it multiplies each channel by a factor and adds a number. below_zero: only negative values are
+// multiplied, as in PReLU.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ w,
                     const float4 *__restrict__ bias, const float *__restrict__ limits, uint4 *__restrict__ y,
@@ -142,7 +144,10 @@ extern "C" __global__ void __launch_bounds__(256)
         load_channels(x, (long long)images * AREA * UNITS, at, from, values);
         const float4 a = w[2 * (tap * UNITS + out.unit)], b = w[2 * (tap * UNITS + out.unit) + 1];
         const float weights[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        for (int i = 0; i < 8; i++) result[i] = fmaf(values[i], weights[i], result[i]);
+        for (int i = 0; i < 8; i++) {
+            const float weight = Config::below_zero && values[i] > 0.0f ? 1.0f : weights[i];
+            result[i] = fmaf(values[i], weight, result[i]);
+        }
     });
     for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
     out.store(y, y_scales, images, own, result);

@@ -78,9 +78,21 @@ def pool(
     return _program(entry, (), x, y, {**_windows(window, stride, pad), **config}, activation)
 
 
-def depthwise(x: Shape, y: Shape, window: Pair, stride: Pair, pad: Pair, activation: str | None = None) -> Program:
-    """Return the program of a convolution whose groups have one channel and one filter, such as a BatchNorm."""
-    return _program("depthwise_split", ("w", "bias", "limits"), x, y, _windows(window, stride, pad), activation)
+def depthwise(
+    x: Shape,
+    y: Shape,
+    window: Pair,
+    stride: Pair,
+    pad: Pair,
+    activation: str | None = None,
+    below_zero: bool = False,
+) -> Program:
+    """Return the program of a convolution whose groups have one channel and one filter, such as a BatchNorm.
+
+    below_zero: it multiplies only values below zero, which is a PReLU.
+    """
+    config = {**_windows(window, stride, pad), "below_zero": below_zero}
+    return _program("depthwise_split", ("w", "bias", "limits"), x, y, config, activation)
 
 
 def concat(x: Sequence[Shape], activation: str | None = None) -> Program:
@@ -156,7 +168,7 @@ def _program(
     sizes = dict(zip(("channels", "height", "width", "output_height", "output_width"), (*x[1:], *y[2:])))
     # Config fields that only some of the kernels need.
     some = {"components": 2, "maximum": False, "mean": False, "count_pad": False, "inputs": 1}
-    some |= {"has_factor": False, "residual": False}
+    some |= {"below_zero": False, "has_factor": False, "residual": False}
     ends = {f"end_{number}": x[1] for number in range(MOST_INPUTS)}
     config = {**sizes, **some, **ends, **_windows((1, 1), (1, 1), (0, 0)), **others}
     grid, written = (ceil_div(_units(y), _THREADS), 1, 1), ["y", "y_scales"]
