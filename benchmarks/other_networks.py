@@ -3,8 +3,8 @@
 
 example: python benchmarks/other_networks.py efficientnet darknet53
 
-They have squeeze-and-excitation (Hu et al., 2018), swish, hard swish, LeakyReLU, grouped and dilated convolutions, and
-channel shuffles. Weights are random. Prints a Markdown table of milliseconds, medians, in float32 without TF32.
+They have squeeze-and-excitation (Hu et al., 2018), swish, hard swish, LeakyReLU, PReLU, and grouped and dilated
+convolutions. Weights are random. Prints a Markdown table of milliseconds, medians, in float32 without TF32.
 """
 
 from __future__ import annotations
@@ -163,6 +163,18 @@ def dilated():
     return conv(relu(norm(conv(S.Concat(*(relu(norm(y)) for y in pyramid), dim=1), 128, 1))), 21, 1, bias=True)
 
 
+def iresnet50():
+    """Return the ResNet of ArcFace (Deng et al., 2019), whose activations are PReLUs."""
+    prelu = lambda x: S.LeakyReLU(x, act_type="prelu", name=f"prelu{next(_numbers)}")  # noqa: E731
+    x = prelu(norm(conv((S.Variable("data") - 0.5) * 0.0078125, 64, 3)))
+    for filters, blocks in ((64, 3), (128, 4), (256, 14), (512, 3)):
+        for block in range(blocks):
+            stride = 1 if block else 2
+            y = norm(conv(prelu(norm(conv(norm(x), filters, 3))), filters, 3, stride))
+            x = y + (x if block else norm(conv(x, filters, 1, stride)))
+    return S.FullyConnected(S.Flatten(norm(x)), num_hidden=512, name="embedding")
+
+
 NETWORKS = {
     "resnext50": partial(resnet, 32, 4),
     "se_resnet50": partial(resnet, squeezed=True),
@@ -170,7 +182,10 @@ NETWORKS = {
     "mobilenet_v3": mobilenet_v3,
     "darknet53": darknet53,
     "dilated": dilated,
+    "iresnet50": iresnet50,
 }
+#: The sizes of images that are not SIDE.
+SIDES = {"iresnet50": 112}
 
 
 def loaded(symbol, shape, seed=0):
@@ -199,12 +214,14 @@ def torch_network(torch, network, layout):
         "Convolution": lambda a, x, w, bias=None: nn.conv2d(
             x, w, bias, a["stride"], a["pad"], a["dilate"], a["num_group"]
         ),
-        "LeakyReLU": lambda a, x: nn.leaky_relu(x, a["slope"]),
+        "LeakyReLU": lambda a, x, *slopes: nn.prelu(x, *slopes) if slopes else nn.leaky_relu(x, a["slope"]),
         "sigmoid": lambda a, x: x.sigmoid(),
         "softmax": lambda a, x: x.softmax(-1),
         "broadcast_mul": lambda a, x, y: x * y,
         "elemwise_mul": lambda a, x, y: x * y,
         "_plus_scalar": number(torch.add),
+        "_minus_scalar": number(torch.sub),
+        "_mul_scalar": number(torch.mul),
         "_div_scalar": number(torch.div),
     }
     arrays = {**network.arg_params, **network.aux_params}
@@ -239,12 +256,13 @@ def main() -> int:
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    largest, shape = 0.0, (options.images, 3, SIDE, SIDE)
-    pixels = np.random.RandomState(1).uniform(-1, 1, shape).astype(np.float32)
+    largest = 0.0
     print("| network | gpu_network | PyTorch | PyTorch, channels last | ratio | difference |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in tqdm(options.networks or list(NETWORKS), disable=None):
-        network = loaded(NETWORKS[name](), shape)
+        side = SIDES.get(name, SIDE)
+        pixels = np.random.RandomState(1).uniform(-1, 1, (options.images, 3, side, side)).astype(np.float32)
+        network = loaded(NETWORKS[name](), pixels.shape)
         on_gpu = inference.on_gpu(network, "auto")
         (attributes,) = on_gpu.symbol.attr_dict().values()
         _networks._executed(on_gpu, pixels)()  # gives the engine its parameters
