@@ -188,10 +188,12 @@ def explain(
 
 def _kind_of_values(case: Case, unwritten: np.ndarray, few: int) -> tuple[str, str, int]:
     """Return the mistake that all values of an output show, or all but few, as ``_best``."""
-    value = np.sort(case.y, None)[case.y.size // 2]
-    others = int((case.y != value).sum())
+    written = case.y[~unwritten]
+    value = np.sort(written)[written.size // 2]
+    others = int((written != value).sum())
     if others <= few:
-        return "zeros" if value == 0 else "constant", f"Your output is {value + 0:g} everywhere", others
+        where = "where it is written" if unwritten.any() else "everywhere"
+        return "zeros" if value == 0 else "constant", f"Your output is {value + 0:g} {where}", others
     whole = (case.y == np.rint(case.y)) & (np.abs(case.y) < 1 << 24)  # a larger float32 is always whole
     if whole[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _WHOLE_SHARE:
         text = "Your output holds only whole numbers: a sum or one of its terms is an int"

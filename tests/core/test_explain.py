@@ -223,6 +223,8 @@ def test_one_value_but_for_a_few_elements_is_no_other_mistake(channels: int, val
     y = np.full(p.y_shape, value, np.float32)
     y[:, 1, 0, 0] = 9
     assert explain(x, w, y, BEFORE).summary == f"Your output is {value.lstrip('-')} everywhere (but for 2 elements)"
+    y[..., ::2] = BEFORE
+    assert f"Your output is {value.lstrip('-')} where it is written" in explain(x, w, y, BEFORE).summary
 
 
 def test_noise_is_not_explained() -> None:
