@@ -33,8 +33,9 @@ _VARIABLE_LENGTH = re.compile(r"^(.*?):(\d+):\d+: warning: .*variable length arr
 _UNSET_VARIABLE = re.compile(r"warning: \W(\w+)\S* (?:may be|is) used uninitialized")
 #: A local variable that is declared without a value, and a sum of wmma.
 _DECLARED = re.compile(
-    r"(?<!__ )(?<!static )\b(?:float|double|half|__half|int)\s+(\w+)(?:\s*\[[^\]]*\])*\s*;"
-    r"|\bfragment\s*<\s*(?:\w+\s*::\s*)*accumulator\b[^;]*>\s*(\w+)(?:\s*\[[^\]]*\])*\s*;"
+    r"(?:^|[;{}])\s*(?:(?:float|int)[234]?|double|(?:__)?half2?)\s+(\w+)(?:\s*\[[^\]]*\])*\s*(?=[;,])"
+    r"|\bfragment\s*<\s*(?:\w+\s*::\s*)*accumulator\b[^;]*>\s*(\w+)(?:\s*\[[^\]]*\])*\s*(?=;)",
+    re.MULTILINE,
 )
 
 
@@ -131,9 +132,10 @@ def run_layers(
 
 def _with_unset(report: Report, program: Program) -> Report:
     """Add a finding where y holds numbers as large as a variable without a value: ``_build`` gives it -1.7e38."""
-    large = report.y[np.abs(report.y) > _UNSET]
+    large = report.y[~(np.abs(report.y) <= _UNSET)]
     line, name = _unset_variable(program) if large.size else (0, "")
-    if not name and not np.isfinite(large).any():  # halves that overflow are infinite too
+    # Halves that overflow are infinite too, and NaN has other causes.
+    if not np.isfinite(large).any() and (not name or (report.findings and np.isnan(large).all())):
         return report
     words = f"y was computed from a variable that has no value at first{f': {name}' if name else ''}"
     finding = Finding("uninitialised", line, 0, words, large.size, program.source if line else "")
@@ -155,8 +157,9 @@ def _unset_variable(program: Program) -> tuple[int, str]:
         element, itself = rf"\b{name}\b(?:\s*\[[^\]]*\]|\.\w+)*\s*", rf"[+-]=|=(?=[^;]*\b{name}\b)"
         used = re.compile(rf"(\w*)\s*\(?\s*{element}({itself})?").search(masked, found.end())
         if used and (used[2] or (found[2] and used[1] == "mma_sync")):
-            *_, start = re.finditer(r'^#line (\d+) "(.*)"\n', program.text[: found.start()], re.MULTILINE)
-            line = int(start[1]) + program.text.count("\n", start.end(), found.start())
+            at = found.start(found.lastindex or 0)
+            *_, start = re.finditer(r'^#line (\d+) "(.*)"\n', program.text[:at], re.MULTILINE)
+            line = int(start[1]) + program.text.count("\n", start.end(), at)
             return (line, name) if start[2] == program.source else (0, name)
     return 0, ""
 

@@ -235,15 +235,18 @@ def test_an_endless_loop_ends_with_its_line_and_tells_how_far_it_came(programs):
          "float sums[8];\nfor (int j = 0; j < 8; j++) sums[j] = 0; "
          "float all[8];\n"
          "for (int k = 0; k < b + 3; k++) for (int j = 0; j < 8; j++) all[j] += x[j];\ny[i] = all[i % 8];", "all"),
-        ("float sums[8];\n\nfloat all[8];\nfor (int j = 0; j < 8; j++) sums[j] = x[j];\n"
+        ("float sums[8];\n\nfloat all[8], pixel;\nfor (int j = 0; j < 8; j++) sums[j] = pixel = x[j];\n"
          "for (int k = 0; k < b + 3; k++) for (int j = 0; j < 8; j++) all[j] = fmaf(sums[j], x[k], all[j]);\n"
          "y[i] = all[i % 8];", "all"),
+        ("const half2 one = __float2half2_rn(1);\n\nhalf2 all[2];\n"
+         "for (int k = 0; k < b + 3; k++) for (int j = 0; j < 2; j++) all[j] = __hfma2(one, one, all[j]);\n"
+         "y[i] = __low2float(all[i % 2]);", "all"),
         ("using namespace nvcuda::wmma; __shared__ half s[256]; for (int j = i; j < 256; j += 64) s[j] = 0;\n"
          "__syncthreads(); fragment<matrix_a, 16, 16, 16, half, row_major> f; load_matrix_sync(f, s, 16);\n"
          "fragment<matrix_b, 16, 16, 16, half, row_major> g; load_matrix_sync(g, s, 16); "
          "fragment<accumulator, 16, 16, 16, float> sum;\nmma_sync(sum, f, g, sum); y[i] = sum.x[0];", "sum"),
     ],
-    ids=["an array in loops", "an array that is assigned", "a fragment"],
+    ids=["an array in loops", "an array that is assigned", "halves", "a fragment"],
 )  # fmt: skip
 def test_a_sum_without_a_value_is_named(body, name, programs):
     include = "#include <mma.h>\n" * ("wmma" in body)
