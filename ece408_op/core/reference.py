@@ -13,8 +13,8 @@ import numpy as np
 from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime import cuda
 
-#: CUDA C++: ``sums``.
-KERNEL = r"""
+#: The CUDA source of ``sums``: a thread computes outputs in a grid-stride loop.
+SOURCE = r"""
 typedef unsigned long long u64;
 extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
                                 double* size, double* root) {
@@ -82,7 +82,7 @@ def sums(x: Any, w: Any, roots: bool = False) -> tuple[Any, Any, Any]:
     cp, p = cuda.cupy(), ConvProblem.from_shapes(x.shape, w.shape)
     exact, size, root = (cp.empty(p.y_shape, np.float64) for _ in range(3))
     sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
-    kernel = cp.RawKernel(KERNEL, "sums", ("--std=c++17",))
+    kernel = cp.RawKernel(SOURCE, "sums", ("--std=c++17",))
     kernel((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
     return exact, size, root
 

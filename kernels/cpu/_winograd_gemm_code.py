@@ -165,7 +165,7 @@ def _clamp(value: Value, most: int) -> Value:
     return (value < 0).select(0, value.min(most))
 
 
-def _inputs(module: Module, plan: GemmPlan) -> Function:
+def _transform_inputs(module: Module, plan: GemmPlan) -> Function:
     """Build (x, scratch, inputs, first, count), which fills the inputs of a panel of tiles."""
     layer, lanes = plan.layer, plan.lanes
     (top, left), height, width = layer.pad, layer.height, layer.width
@@ -241,7 +241,7 @@ def _store_outputs(to: Value, pair: list[Value], floats: Value) -> None:
                 store_first(value, to[number * lanes], floats - number * lanes)
 
 
-def _outputs_of(module: Module, plan: GemmPlan) -> Function:
+def _transform_outputs(module: Module, plan: GemmPlan) -> Function:
     """Build (products, y, found, first, count, filters), which transforms a chunk's products to outputs.
 
     y is the plane of the chunk's first filter in the first image. ``found`` becomes NaN if any output is not finite.
@@ -280,7 +280,7 @@ def build(plan: GemmPlan, target: Cpu) -> Function:
     vector whose sum is finite if all outputs of the panel are.
     """
     layer, lanes, module = plan.layer, plan.lanes, Module("winograd_gemm", target)
-    fill, finish = _inputs(module, plan), _outputs_of(module, plan)
+    fill, finish = _transform_inputs(module, plan), _transform_outputs(module, plan)
     multiply = {vectors: _products(module, plan, vectors) for vectors in (PANEL - 1, PANEL)}
     filters, plane = plan.blocks * plan.block, layer.output_height * layer.output_width
     with Function(module, "conv", "x w y scratch counter:i64 found", "tiles vectors panels", exported=True) as f:

@@ -101,14 +101,14 @@ def test_sums_are_the_convolution_its_magnitude_and_the_root_of_the_squares():
 @nvrtc.needs_nvrtc
 @pytest.mark.parametrize("architecture", [60, 90])
 def test_the_gpus_kernel_compiles(architecture):
-    kernels = nvrtc.compile_text(reference.KERNEL, architecture)
+    kernels = nvrtc.compile_text(reference.SOURCE, architecture)
     assert kernels["sums"].spill_bytes == 0
 
 
 def test_the_gpus_kernel_computes_the_same_sums(tmp_path):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    (tmp_path / "side.cpp").write_text(SHIM + reference.KERNEL)
+    (tmp_path / "side.cpp").write_text(SHIM + reference.SOURCE)
     command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
     subprocess.run(command, check=True)
     found = np.full((3, *PROBLEM.y_shape), math.nan)
