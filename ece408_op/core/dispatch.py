@@ -90,7 +90,9 @@ def select(
     Raises:
         UnsupportedError: no kernel supports the problem; the message has each kernel's reasons.
     """
-    return _select(problem, device, impl, precision, chip, _cpu_settings())
+    # CPU kernels' limits read these settings too, which may change between calls.
+    settings = os.environ.get("ECE408_SIMD"), len(os.sched_getaffinity(0))
+    return _select(problem, device, impl, precision, chip, settings)
 
 
 def select_with_gradients(
@@ -101,11 +103,6 @@ def select_with_gradients(
     if is_gradient and impl != AUTO and find(impl).not_supported_reasons(problem, chip):
         impl = AUTO
     return select(problem, device, impl, precision, chip)
-
-
-def _cpu_settings() -> tuple[str | None, int]:
-    """Return the settings that CPU kernels' limits read besides the problem; they may change between calls."""
-    return os.environ.get("ECE408_SIMD"), len(os.sched_getaffinity(0))
 
 
 @lru_cache(maxsize=1024)

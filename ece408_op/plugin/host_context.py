@@ -314,8 +314,7 @@ class _Work:
         return a, b, out
 
     def _address(self, name: str, stage: int = 0) -> int:
-        address: int = self._gpu.buffers[name, stage if name in ("x", "y") else 0].ptr
-        return address
+        return int(self._gpu.buffers[name, stage if name in ("x", "y") else 0].ptr)
 
     def seconds(self) -> float:
         """Return the kernels' total time in seconds; all work must have ended."""
