@@ -27,8 +27,8 @@ class Comparison:
     Attributes:
         worst: the largest error divided by the error bound at its element. Above 1 the output is wrong; infinite if
             only one of the output and the exact result is finite.
-        scaled: the largest error divided by the sum that the error bound is a factor of, mostly that of |x||w|;
-            infinite if the output alone is not finite, or a value among the elements that were not compared.
+        scaled: the largest error divided by the sum of the magnitudes there, mostly that of |x||w|; infinite if the
+            output is not finite where the exact result is, or if not_finite_elsewhere is not 0.
         index: the index (b, m, i, j) of the worst element.
         got: the output there.
         expected: the exact result there.

@@ -38,7 +38,7 @@ def digest(files: Iterable[Path], *words: str, root: Path) -> str:
 def base(private: bool = True) -> Path:
     """Return the user's cache, or a temporary folder that goes when the program ends.
 
-    That is where the cache cannot be written, or others have to read what is in it (not ``private``).
+    It is the temporary folder where the cache cannot be written, or where others have to read it (not ``private``).
     """
     cache = cache_folder() if private else None
     if cache is not None and not output_folder_problem(cache):

@@ -15,8 +15,8 @@ _MOST_THREADS = 8
 def compile_ahead(work: Callable[[], object], device: int) -> None:
     """Compile what ``work`` launches on ``device``, the current one, in several threads.
 
-    ``work`` is called once; meanwhile ``cuda.execute`` and ``cuda.prepared_launch`` launch nothing, so that arrays keep
-    any values. Raises DeviceError if a program does not compile.
+    ``work`` is called once; meanwhile ``cuda.execute`` and ``cuda.prepared_launch`` launch nothing, so no array
+    changes. Raises DeviceError if a program does not compile.
     """
     programs: list[cuda.Program] = []
     token = cuda.listed.set(programs)

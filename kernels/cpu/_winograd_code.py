@@ -154,7 +154,7 @@ def _output_rows(module: Module, plan: WinogradPlan) -> Function:
 
 
 def _input_offsets(plan: WinogradPlan, table: Value, number: Value) -> None:
-    """Fill the table with the offsets in the ring of the inputs of pair of output rows ``number``'s products."""
+    """Fill the table with the offset of each product's input in the ring, for the pair of output rows ``number``."""
     rows = [(number + shift) % plan.ring * plan.row_stride for shift in range(plan.ring)]
     numbers = [pair for families in plan.classes for pair in plan.products(*families)]
     for entry, (down, across) in enumerate((plan.cut.slots[i], plan.cut.slots[j]) for i, j in numbers):
@@ -163,7 +163,7 @@ def _input_offsets(plan: WinogradPlan, table: Value, number: Value) -> None:
 
 
 def _rows(module: Module, plan: WinogradPlan) -> Function:
-    """Build (w, scratch, number), which computes pair of output rows ``number`` from the inputs in the ring."""
+    """Build (w, scratch, number), which computes the pair of output rows ``number`` from the inputs in the ring."""
     channels = plan.layer.channels
     tiles = {(m, p): _class_tile(module, plan, m, p) for m, _ in plan.blocks for p, _ in plan.tiles}
     finish = {(m, p): _add_classes(module, plan, m, p) for m, p in tiles}
@@ -186,7 +186,7 @@ def _rows(module: Module, plan: WinogradPlan) -> Function:
 
 
 def _store_rows(plan: WinogradPlan, output_rows: Function, arrays: tuple[Value, Value, Value], row: Value) -> None:
-    """Transpose the outputs of pair of rows number ``row`` into y; the last pair's second row may not exist."""
+    """Transpose the outputs of the pair of rows ``row`` into y; the last pair's second row may not exist."""
     (sums, y, found), width = arrays, plan.layer.output_width
     to = y[row * (2 * width)]
     both = row * 2 < plan.layer.output_height - 1
