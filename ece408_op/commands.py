@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "bench.__main__",
     "grade": "grade.__main__",
     "lab": "lab.__main__",
+    "profile": "profile.__main__",
     "report": "report.__main__",
 }
 

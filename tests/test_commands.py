@@ -263,6 +263,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")
 
 
+@pytest.mark.parametrize("name", ["bench", "grade", "lab", "profile", "report"])
+def test_ctrl_c_while_a_module_that_runs_as_a_command_imports(name, tmp_path):
+    (tmp_path / "numpy.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    code += f"runpy.run_module('ece408_op.{name}', run_name='__main__', alter_sys=True)"
+    done = python("-c", code, first=[tmp_path])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"ece408-{name}: interrupted\n")
+
+
 #: A command that takes a broken pipe for a file's error.
 PRINTS = """
 import sys

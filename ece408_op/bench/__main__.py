@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+from ece408_op import commands
+
+if __name__ == "__main__":  # above the other imports, which Ctrl-C ends with one line only inside of commands.run
+    sys.exit(commands.run("bench"))
+
 import argparse
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,7 +19,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK, print_lines, whole_number
 from ece408_op.core import dispatch, roofline, tuning
 from ece408_op.core.roofline import Ceilings
@@ -282,7 +287,3 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     text = "draw bars, and a roofline of layers, there"
     option(every, "--plots", text, type=output_folder, metavar="FOLDER")
     return parser, found
-
-
-if __name__ == "__main__":
-    sys.exit(commands.guard("ece408-bench", main))

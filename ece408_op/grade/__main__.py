@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
+from ece408_op import commands
+
+if __name__ == "__main__":  # above the other imports, which Ctrl-C ends with one line only inside of commands.run
+    sys.exit(commands.run("grade"))
+
 import argparse
 import json
 import os
 import resource
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +22,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, run, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, whole_number
 from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS
@@ -147,7 +153,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")
     parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(run("grade"))

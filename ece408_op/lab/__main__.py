@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
+from ece408_op import commands
+
+if __name__ == "__main__":  # above the other imports, which Ctrl-C ends with one line only inside of commands.run
+    sys.exit(commands.run("lab"))
+
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op.commands import CANNOT, FAILED, OK, run, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, whole_number
 from ece408_op.data.atomic import output_file, output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
@@ -156,7 +162,3 @@ def _layer(text: str) -> ConvProblem:
     except (ValueError, ProblemError) as error:
         reason = f": {error}" if isinstance(error, ProblemError) else ""
         raise argparse.ArgumentTypeError(f"expected five sizes such as 1x28x28x50x5, got {text!r}{reason}") from None
-
-
-if __name__ == "__main__":
-    sys.exit(run("lab"))

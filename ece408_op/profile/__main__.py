@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
+from ece408_op import commands
+
+if __name__ == "__main__":  # above the other imports, which Ctrl-C ends with one line only inside of commands.run
+    sys.exit(commands.run("profile"))
+
 import argparse
 import runpy
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,9 +57,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         session.finish()
     return 0
-
-
-if __name__ == "__main__":
-    from ece408_op import commands
-
-    sys.exit(commands.guard("ece408_op.profile", main))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+
+from ece408_op import commands
+
+if __name__ == "__main__":  # above the other imports, which Ctrl-C ends with one line only inside of commands.run
+    sys.exit(commands.run("report"))
+
+import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,7 +18,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 
 from ece408_op.bench import plots
-from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, run, whole_number
+from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
 from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, MXNetImportError
@@ -84,7 +90,3 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.networks = list(dict.fromkeys(options.networks))
     options.milestones = [name for name in MILESTONES if name in options.milestones]
     return options
-
-
-if __name__ == "__main__":
-    sys.exit(run("report"))
