@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem := _reports.problem(arguments.reports):
             raise SpecError(f"--reports: {problem}")
         records = _graded(arguments, rules)
-        print_lines(_grading.escaped(line(record), kept="\n\t") for record in records)
+        print_lines(map(line, records))
     except (SpecError, DeviceError, OSError) as error:
         usage = isinstance(error, SpecError)  # it may name students' files; other errors have several lines
         print(_grading.escaped(f"ece408-grade: {error}", kept="" if usage else "\n"), file=sys.stderr)

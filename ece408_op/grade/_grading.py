@@ -176,6 +176,8 @@ class Grader(Bench):
                 text = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
                 found = {"status": "unsupported", "reason": text}
         record = {"path": shown(submission.path), "source": shown(submission.source or ""), **_NOT_RUN, **found}
+        record["reason"] = escaped(record["reason"], kept="\n\t")
+        record["printed"] = escaped(record["printed"], kept="\n\r\t")
         record.update(context=submission.context, device=self.chip.name if self.chip else "cpu")
         record.update(started=started, seconds_in_all=time.time() - started)
         # JSON has no infinity and no NaN: they become text.

@@ -183,6 +183,12 @@ def test_a_machine_without_room_is_no_fault_of_a_file(number, monkeypatch, tmp_p
         grader.grade(one)
 
 
+def test_a_record_controls_no_terminal(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "build", Mock(side_effect=EndedError("crashed", "a\x1b[2J\n\u202eb")))
+    one = _submission.Submission(tmp_path, tmp_path / "new-forward.h", "cpu")
+    assert _grading.Grader(Tools(tmp_path), Spec()).grade(one)["reason"] == "a\\x1b[2J\n\\u202eb"
+
+
 def test_a_full_disk_behind_stdout_is_named(tmp_path, monkeypatch, capsys) -> None:
     touch(tmp_path, "new-forward.cuh")
     with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
