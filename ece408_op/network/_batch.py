@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ece408_op.graph.symbol_graph import Node
 from ece408_op.plugin import op_times
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
@@ -39,11 +40,9 @@ def _seconds(intervals: Iterable[Interval]) -> float:
     return sum(elapsed(start, end) for start, end in intervals) / 1000
 
 
-def _op_time(
-    name: str, operator: Convolution, image: Shape, implementation: str, images: int, seconds: float
-) -> op_times.OpTime:
-    """Return the record of a layer's time; image: the shape of one image of the layer's data."""
-    return op_times.OpTime(name, operator.problem((images, *image)), implementation, "gpu", float(seconds))
+def _op_time(node: Node, image: Shape, implementation: str, images: int, seconds: float) -> op_times.OpTime:
+    """Return the record of a convolution's time; image: the shape of one image of its data."""
+    return op_times.OpTime(node.name, node.operator.problem((images, *image)), implementation, "gpu", float(seconds))
 
 
 class Batch:
@@ -64,22 +63,16 @@ class Batch:
         self.data = [[cp.zeros(shapes[value], np.float32) for value in network.data] for _ in stages]
         self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
         self._bound: dict[tuple[int, ...], _Bound] = {}
-        nodes, computations = self.schedule.network.graph.nodes, self.schedule.computations
-        shapes_of = self.schedule.plan.shapes
-        convolutions = [
-            (one, nodes[number])
-            for number, one in computations.items()
-            if isinstance(one, Timed) and isinstance(nodes[number].operator, Convolution)
-        ]
-        self._convolutions = [one for one, _ in convolutions]
+        timed = (one for one in self.schedule.computations.values() if isinstance(one, Timed))
+        self._convolutions = [one for one in timed if isinstance(one.node.operator, Convolution)]
         #: Functions that make the convolutions' records, and hold none of the GPU's memory.
         self.records = [
-            partial(_op_time, node.name, node.operator, shapes_of[node.inputs[0].node][1:], one.name)
-            for one, node in convolutions
+            partial(_op_time, one.node, self.schedule.plan.shapes[one.node.inputs[0].node][1:], one.name)
+            for one in self._convolutions
         ]
         #: The seconds of a run, 0 if unknown, and each convolution's share of that time.
         self.seconds = 0.0
-        self._shares: np.ndarray = np.zeros(len(convolutions))
+        self._shares: np.ndarray = np.zeros(len(self.records))
         self._graph_runs: list[Interval] = []
 
     def prepare(self, parameters: dict[int, Any]) -> None:

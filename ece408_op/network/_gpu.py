@@ -126,12 +126,12 @@ class WeightedComputation(Timed):
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Fold the BatchNorm into weights and bias."""
-        operator = self._node.operator
+        operator = self.node.operator
         self._folded = operator.folded(inputs) if operator.norm else None
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the layer, which can be timed, and the pass after it."""
-        operator = self._node.operator
+        operator = self.node.operator
         w, shift = self._folded or operator.folded(inputs)
         compute = self.timed(self._bind(inputs[0], w, out, scratch))
         if self._after is None:

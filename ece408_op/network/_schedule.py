@@ -73,7 +73,7 @@ class Timed(Computation):
     name = ""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self.node = node
         #: Times the next runs; None: they are not timed.
         self.measure: Measure | None = None
         #: The timed runs that ``Batch.take`` has not taken yet.

@@ -144,7 +144,7 @@ class _SplitLayer(Timed):
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         arrays = {**arrays_of(inputs[:1], out), **self._parameters}
-        if isinstance(self._node.operator, Weighted) and self._node.operator.residual:
+        if isinstance(self.node.operator, Weighted) and self.node.operator.residual:
             arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
         return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
 
@@ -170,7 +170,7 @@ class _Depthwise(_SplitLayer):
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Make the filters, tap by tap with channels innermost, and the bias; those of an activation change nothing."""
-        cp, operator = cuda.cupy(), self._node.operator
+        cp, operator = cuda.cupy(), self.node.operator
         taps, bias = cp.ones(self._channels, np.float32), None
         if isinstance(operator, BatchNorm):
             taps, bias = (each.astype(np.float32) for each in operator.factors(inputs[1:]))
@@ -198,7 +198,7 @@ class _SplitConvolution(_SplitLayer):
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Fold the BatchNorm into filters and bias, and split the filters."""
-        self._parameters = self._converted(*self._node.operator.folded(inputs))
+        self._parameters = self._converted(*self.node.operator.folded(inputs))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         cp, problem = cuda.cupy(), self._problem
