@@ -1,16 +1,14 @@
 """The passes of a training step on the CPU, against NumPy's own, with race detection: indices and edges."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import numpy_operators
 import pytest
+from numpy_operators import LAUNCHES
 from plan_runs import launch_all, races, run_plan
 
 from ece408_op.core.kernel import EPS32
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.network import _passes as network_passes
-from ece408_op.network import _training_gpu as passes
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import (
     Activation,
@@ -25,6 +23,7 @@ from ece408_op.network._elementwise import (
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 
 
 def random(*shapes):
@@ -60,17 +59,7 @@ def emulated(programs, monkeypatch):
             (program, {name: array.copy() if name == "y" and same else array for name, array in arrays.items()}),
         )
 
-    monkeypatch.setattr(passes.cuda, "execute", execute)
-
-
-class EmulatedOperators(passes.GpuOperators):
-    xp = np
-
-    def vector(self, inner, *arrays):
-        return 4 if inner % 4 == 0 else 1
-
-
-EMULATED = EmulatedOperators(SimpleNamespace(device=0))
+    monkeypatch.setattr(cuda, "execute", execute)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +74,8 @@ def test_batch_norm(shape, axis, fixed, relu, emulated):
     inputs, (right, out) = (x, *vectors, np.abs(variance)), np.full((2, *shape), np.nan, "f")
     kept = numpy_operators.train(node, inputs, right)
     exact = numpy_operators.gradients(node, Trained(inputs, right, kept), dy, [True] * 3)
-    saved = EMULATED.batch_norm(norm, relu, inputs, out)
-    gradients = EMULATED.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy, True)
+    saved = LAUNCHES.batch_norm(norm, relu, inputs, out)
+    gradients = LAUNCHES.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy, True)
     assert relu == (right.min() >= 0)
     for got, expected in zip((out, *saved[:4], *gradients[:3]), (right, *kept[:4], *exact[:3])):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
@@ -96,24 +85,24 @@ def test_batch_norm(shape, axis, fixed, relu, emulated):
 def test_the_relu_of_a_sum(shape, emulated):
     x, y = random(shape, shape)
     out = np.full(shape, np.nan, "f")
-    EMULATED.sum_relu([x, y], out)
+    LAUNCHES.sum_relu([x, y], out)
     assert (out == np.maximum(x + y, 0)).all()
 
 
 @pytest.mark.parametrize(("elements", "blocks"), [(8192, 8), (8190, 32)])
 def test_the_relu_of_a_sum_has_no_idle_blocks(elements, blocks, monkeypatch):
     launched, x = [], np.zeros(elements, "f")
-    monkeypatch.setattr(passes.cuda, "execute", lambda program, *_: launched.extend(program.plan.steps(1)))
-    EMULATED.sum_relu([x, x], x)
+    monkeypatch.setattr(cuda, "execute", lambda program, *_: launched.extend(program.plan.steps(1)))
+    LAUNCHES.sum_relu([x, x], x)
     assert [launch.grid for launch in launched] == [(blocks, 1, 1)]
 
 
 def test_every_channel_and_part_has_a_block_that_sums_it(monkeypatch):
     launched = []
-    monkeypatch.setattr(passes.cuda, "execute", lambda program, *_: launched.append(program.plan.steps(1)))
+    monkeypatch.setattr(cuda, "execute", lambda program, *_: launched.append(program.plan.steps(1)))
     for channels, parts in ((3, 4), ((1 << 20) + 1, 1), (2000, 2)):
         with np.errstate(all="ignore"):
-            EMULATED.bias_gradient(np.zeros((4, channels, 2, 1), "f"))
+            LAUNCHES.bias_gradient(np.zeros((4, channels, 2, 1), "f"))
         (sums,), _ = launched[-2:]
         assert sums.grid == (channels * parts, 1, 1)
 
@@ -162,7 +151,7 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, emulated):
     totals = np.zeros((2, 7))
     for part, mine in enumerate(shares):
         rank, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
-        inputs, operators = (x[mine], *vectors), EMULATED.of(rank)
+        inputs, operators = (x[mine], *vectors), LAUNCHES.of(rank)
         saved = operators.batch_norm(norm, relu, inputs, out)
         to_data, *others = operators.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True)
         # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
@@ -182,14 +171,14 @@ def activation(kind):
 
 def test_gradients_of_activations(programs, monkeypatch):
     steps, cases = [], []
-    monkeypatch.setattr(passes.cuda, "execute", lambda program, batch, arrays, stream: steps.append((program, arrays)))
+    monkeypatch.setattr(cuda, "execute", lambda program, batch, arrays, stream: steps.append((program, arrays)))
     for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
         for count in (37, 1036):
             x, gradient = random((count,), (count,))
             node, y = activation(kind), np.empty(count, "f")
             numpy_operators.compute(node.operator, [x], y)
             (expected,) = numpy_operators.gradients(node, Trained([x], y), gradient, [True])
-            cases.append((f"{kind} of {count}", EMULATED.activation_gradient(kind, gradient, y), expected))
+            cases.append((f"{kind} of {count}", LAUNCHES.activation_gradient(kind, gradient, y), expected))
     run(programs, *steps)
     for name, out, expected in cases:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6, err_msg=name)

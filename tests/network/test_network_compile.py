@@ -11,9 +11,10 @@ import numpy as np
 import nvrtc
 from cuda_layers import chip_of, each_architecture
 from network_fake import Array
+from numpy_operators import LAUNCHES
 
 from ece408_op.kernels.cuda.split_precision import dense
-from ece408_op.network import _gpu_update, _passes, _training_gpu
+from ece408_op.network import _gpu_update, _passes
 from ece408_op.network._definition import Trained
 from ece408_op.network._elementwise import Activation, Combination, Function, LeakyReLU, Pointwise
 from ece408_op.network._gpu_update import Rule, Update
@@ -49,29 +50,20 @@ def hopper():
     return [program for programs in each for program in programs[:2]]
 
 
-class Operators(_training_gpu.GpuOperators):
-    """Those of a GPU, on NumPy's arrays."""
-
-    xp = np
-
-    def vector(self, inner, *arrays):
-        return 4 if inner % 4 == 0 else 1
-
-
 def launched_in_training():
     """Return the programs that passes and updates launch for arrays with and without whole float4s, and large ones."""
-    found, operators = [], Operators(SimpleNamespace(device=0))
+    found = list[cuda.Program]()
     fakes = {"execute": lambda program, *_: found.append(program), "cupy": lambda: SimpleNamespace(asarray=np.asarray)}
     with mock.patch.multiple(cuda, **fakes):
         for width, relu in ((12, True), (7, False)):
             norm, x = BatchNorm("BatchNorm", bias=relu), np.zeros((10, 64, 4, width), "f")
             inputs = x, *np.zeros((5 if relu else 4, 64), "f")
-            saved = operators.batch_norm(norm, relu, inputs, x)
-            operators.batch_norm_gradients(norm, relu, Trained(inputs, x, saved), x, True)
+            saved = LAUNCHES.batch_norm(norm, relu, inputs, x)
+            LAUNCHES.batch_norm_gradients(norm, relu, Trained(inputs, x, saved), x, True)
             for kind in ("relu", "softrelu", "softsign"):
-                operators.activation_gradient(kind, x, x)
-            operators.sum_relu([x, x], x)
-        operators.bias_gradient(np.broadcast_to(np.zeros((), "f"), (1 << 20, 64, 7, 7)))
+                LAUNCHES.activation_gradient(kind, x, x)
+            LAUNCHES.sum_relu([x, x], x)
+        LAUNCHES.bias_gradient(np.broadcast_to(np.zeros((), "f"), (1 << 20, 64, 7, 7)))
         arrays = np.zeros((4, 3), "f").view(Array)
         for rule in (Rule(False, 1, 1, 0.9), Rule(True, 1, 1, beta1=0.9, beta2=0.999, epsilon=1e-8)):
             _gpu_update.apply(rule, [Update(arrays[0], arrays[1], arrays[2:], 0.1, 0)] * 3)
