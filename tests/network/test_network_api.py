@@ -203,7 +203,9 @@ def test_if_memory_runs_out_fewer_images_are_tried(monkeypatch):
         forward(*other[:2])
 
 
-def test_a_batch_whose_images_are_mixed_is_computed_whole(way):
+def test_a_batch_whose_images_are_mixed_is_computed_whole(way, monkeypatch):
+    for name, value in (("CHUNK_BYTES", 1), ("LEAST_IMAGES", 2)):
+        monkeypatch.setattr(engine, name, value)
     symbol = S.softmax(S.transpose(data), axis=0)
     x = np.random.RandomState(0).uniform(-1, 1, (40, 30)).astype("f")
     assert np.allclose(ours(symbol, {"data": x}, {}, way=way)[0], mxnets(symbol, {"data": x}, {})[0], atol=1e-6)
