@@ -134,8 +134,9 @@ def _with_unset(report: Report, program: Program) -> Report:
     """Add a finding where y holds numbers as large as a variable without a value: ``_build`` gives it -1.7e38."""
     large = report.y[~(np.abs(report.y) <= _UNSET)]
     line, name = _unset_variable(program) if large.size else (0, "")
-    # Halves that overflow are infinite too, and NaN has other causes.
-    if not np.isfinite(large).any() and (not name or (report.findings and np.isnan(large).all())):
+    nan = bool(np.isnan(large).all())  # which has other causes; and halves that overflow are infinite
+    unsure = nan or ("half" in program.text and not np.isfinite(large).any())
+    if (unsure and not name) or (nan and report.findings):
         return report
     words = f"y was computed from a variable that has no value at first{f': {name}' if name else ''}"
     finding = Finding("uninitialised", line, 0, words, large.size, program.source if line else "")
