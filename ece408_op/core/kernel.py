@@ -38,8 +38,10 @@ def roofline_milliseconds(problem: ConvProblem, chip: Chip) -> float:
     return max(problem.flops / 60e9, problem.bytes / 4e9) + 0.004
 
 
-def _missing(problem: ConvProblem, features: frozenset[str]) -> list[str]:
-    return [f"it does not support {feature}" for feature in sorted(problem.needs - features)]
+def _missing(problem: ConvProblem, kernel: Kernel) -> list[str]:
+    if kernel.required and kernel.required not in problem.needs:
+        return [f"it computes the {kernel.required} only"]
+    return [f"it does not support {feature}" for feature in sorted(problem.needs - kernel.features)]
 
 
 def float32_bound(problem: ConvProblem) -> float:
@@ -88,6 +90,7 @@ class CpuKernel:
             aligned to 4 bytes, B at least 1. Several threads may call it at the same time.
         prepare: ``prepare(problem, out)`` compiles what the layer needs, so that the time of ``run`` excludes it.
         features: what the kernel supports beyond the plain convolution, of the words of ``problem.needs``.
+        required: the feature without which it supports no problem, such as a gradient; empty for none.
         limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem whose needs are
             features.
         device: "cpu"; "gpu" for a user's file whose process copies the arrays to a GPU.
@@ -114,10 +117,11 @@ class CpuKernel:
     recommended: Callable[[ConvProblem], bool] = lambda problem: True
     arithmetic: str = "fp32"
     features: frozenset[str] = frozenset()
+    required: str = ""
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem; empty if it does."""
-        return _missing(problem, self.features) or list(self.limits(problem))
+        return _missing(problem, self) or list(self.limits(problem))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +129,7 @@ class CudaKernel:
     """A convolution on CuPy arrays: CUDA C++ files, and a function that plans their launch.
 
     Attributes:
-        name, summary, features, error_bound, magnitude_images, magnitude_weights, arithmetic: as in CpuKernel.
+        name, summary, features, required, error_bound, magnitude_*, arithmetic: as in CpuKernel.
         sources: CUDA files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a
             device.
         plan: ``plan(problem, chip, aligned)`` returns the launches; all pointers are multiples of ``aligned`` bytes.
@@ -159,6 +163,7 @@ class CudaKernel:
     predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
     tiles: Callable[[ConvProblem, Chip, int], Sequence[Mapping[str, int]]] = lambda problem, chip, aligned: []
     features: frozenset[str] = frozenset()
+    required: str = ""
     magnitude_images: Callable[[Any], Any] = abs
     magnitude_weights: Callable[[Any], Any] = abs
     arithmetic: str = "fp32"
@@ -169,7 +174,7 @@ class CudaKernel:
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem, on the chip if one is given."""
-        reasons = _missing(problem, self.features) or list(self.limits(problem, chip))
+        reasons = _missing(problem, self) or list(self.limits(problem, chip))
         if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
             least = "" if self.exact_capability else "at least "

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core.kernel import CpuKernel
-from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem, DataGradient
+from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem
 from ece408_op.runtime import memory
 from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div
@@ -109,8 +109,6 @@ def run(problem: ConvProblem, y: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
 def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel does not support a problem; empty if it does."""
-    if not isinstance(problem, DataGradient):
-        return ["it computes data gradients only"]
     elements = problem.kernel * problem.kernel_width
     return [f"filters: at most {MOST_ELEMENTS} elements, got {elements}"] if elements > MOST_ELEMENTS else []
 
@@ -130,5 +128,6 @@ KERNEL = CpuKernel(
     *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, DATA_GRADIENT}),
+    required=DATA_GRADIENT,
     recommended=is_profitable,
 )

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
-from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem
 from ece408_op.runtime import memory
 from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div, round_up
@@ -203,8 +203,6 @@ def run(problem: ConvProblem, x: np.ndarray, y: np.ndarray, out: np.ndarray, thr
 
 def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel does not support a problem; empty if it does."""
-    if not isinstance(problem, WeightGradient):
-        return ["it computes weight gradients only"]
     lanes, pixels = cpu().lanes, problem.height * problem.width
     return [f"pixels of a channel: at least {lanes} on this CPU, got {pixels}"] if pixels < lanes else []
 
@@ -230,6 +228,7 @@ KERNEL = CpuKernel(
     lambda problem, out: _layer(problem, cpu()),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, WEIGHT_GRADIENT}),
+    required=WEIGHT_GRADIENT,
     error_bound=bound,
     recommended=is_profitable,
 )

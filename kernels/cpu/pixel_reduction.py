@@ -26,7 +26,7 @@ import numpy as np
 from llvmlite import ir
 
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
-from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem
 from ece408_op.runtime import memory
 from ece408_op.runtime.host_cpu import Cpu, cpu
 from ece408_op.runtime.launch import ceil_div, round_up
@@ -185,8 +185,6 @@ def run(problem: ConvProblem, x: np.ndarray, y: np.ndarray, out: np.ndarray, thr
 
 def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel does not support a problem; empty if it does."""
-    if not isinstance(problem, WeightGradient):
-        return ["it computes weight gradients only"]
     lanes, pixels = cpu().lanes, problem.output_height * problem.output_width
     return [f"output pixels: at least {lanes} on this CPU, got {pixels}"] if pixels < lanes else []
 
@@ -203,5 +201,6 @@ KERNEL = CpuKernel(
     *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=ATTRIBUTES | {WEIGHT_GRADIENT},
+    required=WEIGHT_GRADIENT,
     error_bound=bound,
 )

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
+from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, even_shares, layer_defines, round_up
 
 from ..sources import sources
@@ -121,8 +121,6 @@ def best_tile(problem: ConvProblem, aligned: int) -> DataGradientTile | None:
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    if not isinstance(problem, DataGradient):
-        return ["it computes the data gradient only"]
     if problem.channels > _MOST_CHANNELS:
         return [f"channels: at most {_MOST_CHANNELS}, got {problem.channels}"]
     if problem.pad[0] >= problem.kernel or problem.pad[1] >= problem.kernel_width:
@@ -161,4 +159,5 @@ KERNEL = CudaKernel(
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, DATA_GRADIENT}),
+    required=DATA_GRADIENT,
 )

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel, sum_bound
-from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import Chip, Plan, ceil_div, even_shares, round_up
 
 from ..sources import sources
@@ -104,8 +104,6 @@ def best_tile(problem: ConvProblem, aligned: int) -> WeightGradientTile | None:
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    if not isinstance(problem, WeightGradient):
-        return ["it computes the weight gradient only"]
     tile = best_tile(problem.with_batch(1), 4)
     if tile is None:
         return [f"sums: at most {_MOST_SUMS} for each of {_MOST_THREADS} threads, and two stages in shared memory"]
@@ -154,5 +152,6 @@ KERNEL = CudaKernel(
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, WEIGHT_GRADIENT}),
+    required=WEIGHT_GRADIENT,
     error_bound=_bound,
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, Chip, Plan, ceil_div, even_shares, round_up
 
 from ..float32 import partial_sums
@@ -124,8 +124,6 @@ def _best_tile(problem: ConvProblem, aligned: int, most_shared: int) -> _Tile | 
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    if not isinstance(problem, WeightGradient):
-        return ["it computes the weight gradient only"]
     shared = chip.shared_bytes if chip else 227 * 1024
     if _best_tile(problem.with_batch(1), 4, shared) is None:
         return [f"tile: the sums and a step of one row do not fit {_MOST_WARPS} warps and {shared} bytes"]
@@ -168,4 +166,5 @@ KERNEL = CudaKernel(
     arithmetic="fp16x3",
     recommended=_recommended,
     features=frozenset({PAD, RECTANGULAR, WEIGHT_GRADIENT}),
+    required=WEIGHT_GRADIENT,
 )

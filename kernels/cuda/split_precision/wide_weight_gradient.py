@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import DILATE, ITEM_BYTES, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.problem import DILATE, ITEM_BYTES, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, TensorMap, ceil_div, round_up
 
 from . import _wide_tiles, wide
@@ -105,8 +105,6 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    if not isinstance(problem, WeightGradient):
-        return ["it computes the weight gradient only"]
     reasons = _wide_tiles.limits(False, problem, chip)
     size = _partial_bytes(Convolution.of(problem), chip.multiprocessors if chip else 1)
     return reasons + [f"partial sums: at most {SCRATCH_BYTES} bytes, got {size}"] * (size > SCRATCH_BYTES)
@@ -138,4 +136,5 @@ KERNEL = CudaKernel(
     arithmetic="fp16x3",
     recommended=_recommended,
     features=frozenset({PAD, STRIDE, DILATE, RECTANGULAR, WEIGHT_GRADIENT}),
+    required=WEIGHT_GRADIENT,
 )
