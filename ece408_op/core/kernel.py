@@ -202,8 +202,7 @@ class CudaKernel:
             UnsupportedError: the kernel does not support the problem; the message has every reason.
             DeviceError: compiling or launching fails.
         """
-        arrays = self._checked(problem, x, w, out)
-        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
+        program, arrays = self._checked(problem, x, w, out)
         if problem.batch:
             cuda.execute(program, problem.batch, arrays, stream)
         elif out.nbytes:  # the weight gradient of no images
@@ -214,16 +213,15 @@ class CudaKernel:
 
         Its launches are prepared once: see ``cuda.prepared_launch``, also for ``scratch``.
         """
-        arrays = self._checked(problem, x, w, out)
-        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
+        program, arrays = self._checked(problem, x, w, out)
         return cuda.prepared_launch(program, problem.batch, arrays, scratch)
 
     def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
         """Return the source and launches for arrays at these addresses; raises UnsupportedError as ``run`` does."""
         return _program_of(self, problem, device, cuda.alignment(*addresses))
 
-    def _checked(self, problem: ConvProblem, *operands: Any) -> dict[str, Any]:
-        """Return the arrays by their names in the plan, "x", "w" and "y"."""
+    def _checked(self, problem: ConvProblem, *operands: Any) -> tuple[cuda.Program, dict[str, Any]]:
+        """Return the program for the arrays, and the arrays by their names in the plan, "x", "w" and "y"."""
         arrays = dict(zip(problem.operands, operands))
         for (key, array), shape in zip(arrays.items(), problem.shapes):
             if array.shape != shape or array.dtype.char != "f" or not array.flags.c_contiguous:
@@ -235,7 +233,7 @@ class CudaKernel:
                 raise ProblemError(
                     f"{self.name}: expected x, w and y on one GPU, got {operands[0].device} and {array.device}"
                 )
-        return arrays
+        return self.program(problem, operands[0].device.id, *(array.data.ptr for array in operands)), arrays
 
 
 Kernel = Union[CpuKernel, CudaKernel]
