@@ -54,6 +54,8 @@ _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\)')
 #: A hint for L2 in an instruction's name.
 _ASM_HINT = re.compile(r"\.L2::\w+")
+#: These differ only in warps whose threads have diverged.
+_BARRIER = re.compile(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
     rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups/reduce)\.h$|.*/include/\w+\.h(pp)?$)"
@@ -162,22 +164,23 @@ def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     if end >= 0 and not template:
         return end + 1, "(void)0"
     instruction, _, rest = template.rstrip("; ").partition(" ")
+    instruction = _BARRIER.sub(r"bar.\1", instruction)
     name, operands = re.sub(r"\W+", "_", _ASM_HINT.sub("", instruction)), _ASM_OPERAND.findall(inside)
     given = re.findall(r"[^][{},\s]+", rest)
     numbered = {f"%{number}": " ".join(one.split()) for number, one in enumerate(operands)}
     known = all(one in numbered or one.isdigit() for one in given)
-    if end < 0 or not known or len(given) != _instructions().get(name):
+    if end < 0 or not known or (name, len(given)) not in _instructions():
         said = f"the emulator does not have the PTX instruction {template}"
         raise UnsupportedCodeError(_line(text, found.start()), said)
     return end + 1, f"::emulator::ptx::{name}({', '.join(numbered.get(one, one) for one in given)})"
 
 
 @cache
-def _instructions() -> dict[str, int]:
-    """Return the number of operands of each instruction."""
+def _instructions() -> set[tuple[str, int]]:
+    """Return each instruction with its number of operands."""
     text = (CUDA / "ptx.h").read_text(encoding="utf-8")
     found = re.findall(r"^(?:inline|__forceinline__) void (\w+)\(([^)]*)\)", text, re.MULTILINE)
-    return {name: len(parameters.split(",")) if parameters else 0 for name, parameters in found}
+    return {(name, len(parameters.split(",")) if parameters else 0) for name, parameters in found}
 
 
 def _line(text: str, at: int) -> int:

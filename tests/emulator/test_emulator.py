@@ -36,11 +36,14 @@ REVERSE = "shared[i] = x[i]; %s y[i] = shared[127 - i];"
     [
         ("__syncthreads();", 0),
         ("named_barrier(3, 128);", 0),
+        ('asm volatile("bar.sync %0, %1;" :: "r"(3), "r"(128) : "memory");', 0),
+        ('asm volatile("bar.sync 0;"); if (i < 0) __syncthreads();', 0),
+        ('if (i < 64) asm("barrier.cta.arrive.aligned 1, 128;"); else asm("barrier.sync 1, 128;");', 1),
         ("", 1),
         ("__syncwarp();", 1),
         ("__shfl_sync(~0u, i, 0); named_barrier(1 + i / 64, 64);", 1),  # too few threads
     ],
-    ids=["block", "named", "none", "warp", "half"],
+    ids=["block", "named", "asm", "asm-block", "asm-arrive", "none", "warp", "half"],
 )
 def test_accesses_that_no_barrier_orders_are_races(synchronise, races, programs):
     report = _run(REVERSE % synchronise, programs, races=True)
@@ -55,6 +58,9 @@ def test_accesses_that_no_barrier_orders_are_races(synchronise, races, programs)
         ("if (i < 64) __syncthreads();", "64 of the block's 128 threads reach this __syncthreads()"),
         ("if (i < 64) named_barrier(1, 128);", "64 of the block's 128 threads wait for ever"),
         ("if (i < 64) named_barrier(1, 64); else named_barrier(1, 96);", "threads wait for ever"),
+        ('asm("bar.sync 1, %0;" :: "r"(48));', "a number of threads that is no multiple of 32"),
+        ('asm("bar.sync 16, 128;");', "the number of a barrier that is not 0 to 15"),
+        ('asm("bar.sync 1, %0;" :: "r"(i < 64 ? 128 : 96));', "to one barrier with different numbers of threads"),
         ("if (i == 0) y[256] = 1;", "a write beyond y"),
         ("if (i == 0) y[-1] = 1;", "a write beyond y"),
     ],
@@ -64,7 +70,7 @@ def test_a_deadlock_and_a_write_beyond_the_output_are_found(body, message, progr
     assert message in finding.message
 
 
-@pytest.mark.parametrize("instruction", ["bar.sync 0", "cp.async.wait_group 1, 2"])
+@pytest.mark.parametrize("instruction", ["bar.sync 0, 32, 1", "cp.async.wait_group 1, 2"])
 def test_an_instruction_without_a_translation_is_named(instruction):
     with pytest.raises(UnsupportedCodeError, match=f"line 2: .*the PTX instruction {instruction}"):
         translate(f'void f() {{\n    asm volatile("{instruction};");\n}}')

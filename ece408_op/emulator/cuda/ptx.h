@@ -25,6 +25,14 @@ inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
 inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
 
+// Barrier 0 of all threads is that of __syncthreads().
+__forceinline__ void bar_sync(int number, int threads) { named_barrier(number, threads); }
+__forceinline__ void bar_arrive(int number, int threads) { named_barrier(number, threads, false); }
+__forceinline__ void bar_sync(int number) {
+    if (number == 0) __syncthreads();
+    else named_barrier(number, blockDim.x * blockDim.y * blockDim.z);
+}
+
 // Matrices of 8 x 8 halves: each lane has the address of a row, and gets two neighbours of a row, or of a column, of each.
 // Findings name the kernel's line of an access only where all functions around it are inlined.
 template <bool COLUMNS, typename... Words>

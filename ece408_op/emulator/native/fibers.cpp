@@ -142,11 +142,11 @@ void warp_barrier(unsigned mask, const void *code) {
     if (barrier.generation == mine) wait_at(barrier, code);
 }
 
-void count_at(Barrier &barrier, int expected, const void *code) {
+void count_at(Barrier &barrier, int expected, const void *code, bool waits = true) {
     const long mine = barrier.generation;
     if (!barrier.code) barrier.code = code;
     if (++barrier.arrived == expected) complete_barrier(barrier);
-    else if (barrier.generation == mine) wait_at(barrier, code);
+    else if (waits && barrier.generation == mine) wait_at(barrier, code);
 }
 
 void start() {
@@ -288,13 +288,20 @@ unsigned active_lanes(const void *code) {
     return together[current];
 }
 
-void named_barrier(int number, int count) {
+void named_barrier(int number, int count, bool waits) {
     const InRuntime scope;
-    Ordering *const order = ordering_of(&named_barriers[number]);
+    const void *const code = __builtin_return_address(0);
+    if (number < 0 || number >= 16) stop("barrier", "the number of a barrier that is not 0 to 15", code);
+    if (count <= 0 || count % 32) stop("barrier", "a barrier of a number of threads that is no multiple of 32", code);
+    Barrier &barrier = named_barriers[number];
+    if (barrier.arrived && barrier.expected != count)
+        stop("barrier", "threads come to one barrier with different numbers of threads", code);
+    barrier.expected = count;
+    Ordering *const order = ordering_of(&barrier);
     release(order);
-    if (named_barriers[number].arrived + 1 == count) complete(order);
-    count_at(named_barriers[number], count, __builtin_return_address(0));
-    acquire(order);
+    if (barrier.arrived + 1 == count) complete(order);
+    count_at(barrier, count, code, waits);
+    if (waits) acquire(order);
 }
 
 void group_barrier(int group) {

@@ -30,7 +30,7 @@ int lane_number();
 unsigned lanes_of_warp();  // the lanes that the warp has, whether they have ended or not
 
 // Barriers with a number of threads, and those that only some primitives of the package's kernels need.
-void named_barrier(int number, int threads);
+void named_barrier(int number, int threads, bool waits = true);
 void group_barrier(int group);  // of 128 threads; orders registers only
 void yield_thread();
 struct Ordering;  // what a release passes on to the threads that acquire it
