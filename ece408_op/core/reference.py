@@ -99,12 +99,15 @@ def windows(x: Any, problem: ConvProblem) -> Any:
 
 def add_windows(columns: Any, problem: ConvProblem) -> Any:
     """Return the images (B, C, H, W) to whose pixels all elements of (B, C, K, L, OH, OW) are added."""
-    (top, left), (dh, dw), (sh, sw) = problem.pad, problem.dilate, problem.stride
-    padded_size = problem.height + 2 * top, problem.width + 2 * left
-    padded = np.zeros((*columns.shape[:2], *padded_size), columns.dtype)
-    for p in range(problem.kernel):
-        for q in range(problem.kernel_width):
-            last_row, last_column = sh * (problem.output_height - 1) + 1, sw * (problem.output_width - 1) + 1
-            target = padded[:, :, p * dh : p * dh + last_row : sh, q * dw : q * dw + last_column : sw]
-            target += columns[:, :, p, q]
+    (top, left), (height, width) = problem.pad, (problem.height, problem.width)
+    padded = np.zeros((*columns.shape[:2], height + 2 * top, width + 2 * left), columns.dtype)
+    counts, steps, strides = columns.shape[2:4], problem.dilate, problem.stride
+    if np.prod(counts) > np.prod(columns.shape[4:]):  # Add whole windows, which are fewer.
+        columns, steps, strides = columns.transpose(0, 1, 4, 5, 2, 3), strides, steps
+    for place in np.ndindex(*columns.shape[2:4]):
+        rows, positions = (
+            slice(at * step, at * step + (size - 1) * stride + 1, stride)
+            for at, step, size, stride in zip(place, steps, columns.shape[4:], strides)
+        )
+        padded[:, :, rows, positions] += columns[:, :, place[0], place[1]]
     return padded[:, :, top : top + problem.height, left : left + problem.width]

@@ -185,4 +185,5 @@ KERNEL = CpuKernel(
     *sharing(run, prepare),
     _padded.limits,
     features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT, TANH_POOL}),
+    recommended=_padded.is_profitable,
 )

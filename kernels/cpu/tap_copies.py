@@ -138,4 +138,5 @@ KERNEL = CpuKernel(
     *sharing(run, lambda problem, out: _layer(problem, cpu())),
     limits,
     features=ATTRIBUTES | {DATA_GRADIENT},
+    recommended=_padded.is_profitable,
 )

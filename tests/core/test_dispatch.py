@@ -48,3 +48,9 @@ def test_it_follows_the_cores_of_the_process():
             assert_first()
     finally:
         os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.parametrize(("kernel", "padding", "computes"), [(63, 0, "im2col"), (17, 8, "direct")])
+def test_a_data_gradient_of_filters_as_large_as_the_image_multiplies_no_padding_zeros(kernel, padding, computes):
+    layer = ConvProblem(4, 3, 64, 64, 16, kernel, pad=(padding, padding))
+    assert dispatch.select(layer.data_gradient).name == computes
