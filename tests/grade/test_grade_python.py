@@ -14,6 +14,7 @@ network = [{ name = "small", layers = [[1, 12, 11, 3, 5], [3, 9, 8, 4, 3]] }]
 """
 VERDICTS = {
     "einsum.py": ("passed", "right on small"),
+    "prints_much.py": ("passed", "right on small"),
     "forgets_a_channel.py": ("wrong", "Your output equals the convolution of channel 0 alone"),
     "imports_nothing_there.py": ("compile_error", "imports_nothing_there.py:6: ModuleNotFoundError"),
     "raises.py": ("crashed", "raises.py:9: ZeroDivisionError"),
