@@ -37,8 +37,9 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     """Convolve data with weight (a cross-correlation in float32), and add a bias per filter if there is one.
 
     Args:
-        data: an NDArray of shape (B, C, H, W), float32, or a Symbol. Arrays and Symbols of mx.np work too. Without
-            it, MXNet makes a variable named after the layer and returns a Symbol.
+        data: a dense NDArray of shape (B, C, H, W), float32, or a Symbol, whose shape MXNet cannot infer from that of
+            the output. Arrays and Symbols of mx.np work too. Without it, MXNet makes a variable named after the layer
+            and returns a Symbol.
         weight: an NDArray of shape (M, C / G, K, L), float32, or a Symbol if data is one. For a Symbol, it may be left
             out: MXNet then makes a variable named after the layer.
         bias: if no_bias is False, an NDArray of shape (M,), float32, or a Symbol, as for weight.
