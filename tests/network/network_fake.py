@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import numpy_operators
+import pytest
 from cuda_layers import H200
 
 from ece408_op.network import _blas, _gpu_update, engine, trainer
@@ -382,9 +383,12 @@ def installed():
         mock.patch.object(engine, "Chooser", Chooser),
         mock.patch.object(trainer, "GpuOperators", Operators),
         mock.patch.object(_gpu_update, "apply", updated),
-        mock.patch.dict(sys.modules, modules),
         mock.patch.object(_blas, "ctypes", libraries),
+        pytest.MonkeyPatch.context() as patch,
     ):
+        # mock.patch.dict would forget modules that are imported meanwhile.
+        for name, replacement in modules.items():
+            patch.setitem(sys.modules, name, replacement)
         try:
             yield gpus[0]
         finally:
