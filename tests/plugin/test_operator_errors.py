@@ -298,6 +298,15 @@ CALLED_BACK = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's handler, which a process that a script starts in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("way", CALLED_BACK)
 def test_ctrl_c_in_a_callback_of_mxnet_is_raised_after_the_call(way, monkeypatch):
     """MXNet's library gets no answer from a callback that raises KeyboardInterrupt, and may end the process."""
