@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,17 @@ def printed(*arguments: object, **words: object) -> str:
     return done.stdout
 
 
+def command_lines() -> Iterator[str]:
+    """Yield the command line of every process."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # the process has ended
+            yield file.read_text(errors="replace").replace("\0", " ")
+
+
 def has_ended(word: str, seconds: float = 60) -> bool:
     """Wait until no process has the word in its command line; False where one still has."""
     end = time.monotonic() + seconds
-    while not subprocess.run(["pgrep", "-f", word], capture_output=True, check=False).returncode:
+    while any(word in command for command in command_lines()):
         if time.monotonic() > end:
             return False
         time.sleep(0.05)
