@@ -112,9 +112,9 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
     found: dict[int, dict[int, int]] = {}
     for value, node in network.operators:
         inputs = [source for name, source in named_inputs(node) if name in _ACTIVATIONS]
-        others = {entry.node for entry in node.inputs} - {*inputs}
+        others = {source for name, source in named_inputs(node) if name not in _ACTIVATIONS}
         known = others <= {*network.parameters} or isinstance(node.operator, Combination)
-        if node.operator.view or not inputs or not known or {*inputs} & {*network.parameters}:
+        if node.operator.view or not inputs or not known or {*inputs} & {*network.parameters, *others}:
             continue
         sources = {each: _before_views(network, shapes, node, each) for each in inputs}
         form = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])

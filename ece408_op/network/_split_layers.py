@@ -66,7 +66,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
         return SplitUse.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
     if isinstance(operator, Combination):
-        fits = x == output and (not operator.has_factor or (*inputs[1], 1, 1)[:4] == (*x[:2], 1, 1))
+        fits = x == output and (not operator.has_factor or inputs[1] == (*x[:2], 1, 1)[: len(x)])
         return SplitUse.BETWEEN if fits and (not operator.residual or inputs[-1] == x) else None
     others = isinstance(operator, Pooling) or _is_prelu(operator) or is_unary(operator)
     return SplitUse.BETWEEN if others else None

@@ -90,6 +90,15 @@ def squeeze_and_excitation(x, factor=S.sigmoid, wrap=lambda one: one):
     return S.broadcast_mul(x, wrap(excited))
 
 
+def times_rows_and_columns(x, factor):
+    """Multiply images of 8 channels, 2 x 8, of a batch of 2."""
+    return S.broadcast_mul(S.Pooling(x, kernel=(4, 1), stride=(4, 1), pool_type="avg"), factor)
+
+
+def times_itself(x):
+    return S.elemwise_mul(x, x) + wide(x, "side")
+
+
 @pytest.mark.parametrize(
     ("middle", "split"),
     [
@@ -100,6 +109,8 @@ def squeeze_and_excitation(x, factor=S.sigmoid, wrap=lambda one: one):
         (lambda x: squeeze_and_excitation(x, S.exp), False),
         (lambda x: S.broadcast_mul(x, S.sigmoid(S.Pooling(x, global_pool=True, kernel=(8, 8)) * 2)), True),
         (lambda x: S.broadcast_mul(S.tanh(S.slice_axis(x, axis=1, begin=0, end=1)), x), False),
+        (lambda x: times_rows_and_columns(wide(x, "inner", 8), S.sigmoid(S.Variable("gate", shape=(2, 8)))), False),
+        (lambda x: times_itself(S.tanh(S.Pooling(x, global_pool=True, kernel=(8, 8)))), False),
     ],
 )
 def test_a_factor_per_image_and_channel_leaves_values_split(middle, split):
