@@ -97,6 +97,7 @@ class LeakyReLU(Operator):
 
     names = ("LeakyReLU",)
     inputs = ("data", "gamma")
+    inplace = True
     act_type: str = choice("leaky", "prelu", "elu", "selu", "gelu", "rrelu")
     slope: float = number(0.25)
     lower_bound: float = number(0.125)
@@ -112,8 +113,9 @@ class LeakyReLU(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x, xp = inputs[0], arrays.xp
         if self.act_type == "gelu":
+            half = x * np.float32(0.5)  # before x is overwritten
             arrays.erf(x * np.float32(1 / sqrt(2)), out)
-            xp.multiply(out + np.float32(1), x * np.float32(0.5), out=out)
+            xp.multiply(out + np.float32(1), half, out=out)
         elif self.act_type in ("elu", "selu"):
             slope, scale = self._elu
             out[...] = xp.where(x > 0, x, xp.expm1(x) * np.float32(slope))

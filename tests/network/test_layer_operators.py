@@ -161,6 +161,11 @@ def test_a_batch_norm_that_is_used_twice():
         np.testing.assert_allclose(states[name].asnumpy(), expected, rtol=1e-5)
 
 
+def test_an_activation_of_a_batch_norm_with_computed_parameters(way):
+    norm = S.BatchNorm(data, S.exp(S.Variable("gamma", shape=(3,))), fix_gamma=False)
+    case.check_outputs(S.LeakyReLU(norm, act_type="gelu"), {"data": (2, 3, 4)}, way)
+
+
 @case.covers("SoftmaxOutput")
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=2, max_size=4).map(tuple),
