@@ -188,7 +188,7 @@ class Clip(Operator):
     a_max: float = number()
 
     def check(self) -> None:
-        if self.a_min > self.a_max:  # for which NumPy, MXNet and the kernels have different results
+        if not self.a_min <= self.a_max:  # for which NumPy, MXNet and the kernels have different results; or NaN
             raise Unsupported(f"a_min: expected at most a_max, {self.a_max}, got {self.a_min}")
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:

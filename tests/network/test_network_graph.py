@@ -139,6 +139,7 @@ def test_attributes_and_inputs_are_checked():
     assert error("FullyConnected", 2, num_hidden="3").endswith("expected 3 inputs, data, weight, bias; got 2")
     assert error("clip", a_min="0") == "(clip): a_max: expected a number, got none"
     assert error("clip", a_min="2", a_max="-1") == "(clip): a_min: expected at most a_max, -1.0, got 2.0"
+    assert error("clip", a_min="-1", a_max="nan") == "(clip): a_min: expected at most a_max, nan, got -1.0"
     assert error("Concat", 2, dim="1.5") == "(Concat): dim: expected a whole number, got 1.5"
     assert error("mean", keepdims="maybe") == "(mean): keepdims: expected True or False, got maybe"
     assert error("Reshape", shape="(a,)") == "(Reshape): shape: expected whole numbers, got (a,)"
