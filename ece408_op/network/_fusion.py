@@ -11,7 +11,7 @@ from dataclasses import replace
 from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
-from ._definition import ONE, SHAPE, UNBOUNDED, Operator
+from ._definition import ONE, SHAPE, UNBOUNDED
 from ._elementwise import Activation, Clip, Combination, Function, Pointwise, is_elementwise, is_unary
 from ._layers import BatchNorm, Convolution, Pooling
 from ._passes import MOST_OPERANDS
@@ -46,52 +46,39 @@ def fused(graph: Graph) -> Graph:
 def _pointwise(graph: Graph, most: int) -> Graph:
     """Return the graph with elementwise operators merged where the result reads at most ``most`` values."""
     nodes, uses, dropped = list(graph.nodes), graph.uses(), set[int]()
-    for index, node in enumerate(nodes):
-        if not is_elementwise(node.operator):
+    # The last nodes come first: the readers of a node have merged what they can before it does.
+    for index in reversed(range(len(nodes))):
+        if index in dropped or not is_elementwise(nodes[index].operator):
             continue
-        inputs = list(dict.fromkeys(node.inputs))
-        steps = [(node.operator, tuple(map(inputs.index, node.inputs)))]
-        found, merged = None, set[int]()
-        while True:
-            # The last value is merged first, so that all its readers are in ``steps`` by then.
-            places = [place for place, entry in enumerate(inputs) if _mergeable(nodes, entry, steps, place, uses, most)]
-            if not places:
-                break
-            last = max(places, key=lambda place: inputs[place].node)
-            merged.add(inputs[last].node)
-            inputs, steps = _with_steps_of(nodes[inputs[last].node], inputs, steps, last)
-            if len(inputs) <= most:
-                found = Pointwise("pointwise", len(inputs), tuple(steps)), list(inputs), set(merged)
-        if found:
-            operator, entries, removed = found
-            nodes[index] = replace(node, operator=operator, inputs=entries)
-            dropped |= removed
+        members, found = {index}, {index}
+        while more := _mergeable(nodes, members, uses, most):
+            members.add(max(more))
+            if len(_read(nodes, members)) <= most:
+                found = set(members)
+        if len(found) > 1:
+            entries, order = _read(nodes, found), sorted(found)
+            numbers = {value: number for number, value in enumerate([*(entry.node for entry in entries), *order])}
+            steps = ((nodes[one].operator, tuple(numbers[e.node] for e in nodes[one].inputs)) for one in order)
+            operator = Pointwise("pointwise", len(entries), tuple(steps))
+            nodes[index] = replace(nodes[index], operator=operator, inputs=entries)
+            dropped |= found - {index}
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
 
 
-#: Elementwise operators and the numbers of their operands, as in Pointwise.
-_Steps = list[tuple[Operator, tuple[int, ...]]]
+def _read(nodes: list[Node], members: set[int]) -> list[Entry]:
+    """Return the values that members read and no member computes."""
+    read = (entry for number in sorted(members) for entry in nodes[number].inputs)
+    return list(dict.fromkeys(entry for entry in read if entry.node not in members))
 
 
-def _mergeable(nodes: list[Node], entry: Entry, steps: _Steps, place: int, uses: Counter[int], most: int) -> bool:
-    """Return whether the operator of an input is elementwise, of the steps' shape, and read by nothing but steps."""
-    readers = [operator for operator, places in steps for one in places if one == place]
+def _mergeable(nodes: list[Node], members: set[int], uses: Counter[int], most: int) -> list[int]:
+    """Return the elementwise nodes that only members read, and that have the members' shape."""
+    readers = [(entry.node, nodes[number].operator.op) for number in members for entry in nodes[number].inputs]
+    reads = Counter(value for value, _ in readers)
     # What broadcasts may read a smaller array. Functions of one value have its shape.
-    same = most == 1 or not any(operator.op.startswith("broadcast_") for operator in readers)
-    return is_elementwise(nodes[entry.node].operator) and same and uses[entry.node] == len(readers)
-
-
-def _with_steps_of(node: Node, inputs: list[Entry], steps: _Steps, place: int) -> tuple[list[Entry], _Steps]:
-    """Return inputs and steps in which a node's own steps compute the input with number ``place``."""
-    operator = node.operator
-    own = operator.steps if isinstance(operator, Pointwise) else ((operator, tuple(range(len(node.inputs)))),)
-    new = list(dict.fromkeys([*(one for one in inputs if one != inputs[place]), *node.inputs]))
-    # The numbers of the node's values, and then those of the other inputs and steps.
-    of_node = [new.index(one) for one in node.inputs] + [len(new) + number for number in range(len(own))]
-    numbers = [of_node[-1] if one == inputs[place] else new.index(one) for one in inputs]
-    numbers += [len(new) + len(own) + number for number in range(len(steps))]
-    moved = [(one, tuple(of_node[n] for n in places)) for one, places in own]
-    return new, moved + [(one, tuple(numbers[n] for n in places)) for one, places in steps]
+    smaller = {value for value, op in readers if most > 1 and op.startswith("broadcast_")}
+    mergeable = reads.keys() - members - smaller
+    return [value for value in mergeable if is_elementwise(nodes[value].operator) and reads[value] == uses[value]]
 
 
 def _combination(nodes: list[Node], node: Node) -> Node | None:

@@ -320,6 +320,14 @@ def test_no_two_living_values_share_memory(seed):
         assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_value_that_an_elementwise_chain_and_another_node_read_is_computed():
+    x = S.tanh(data)
+    symbol = S.Group([x * S.sigmoid(x) - S.Variable("w"), S.transpose(x)])
+    args, _ = values(symbol, {"data": (2, 3)})
+    for got, expected in zip(ours(symbol, args, {}), mxnets(symbol, args, {})):
+        assert np.allclose(got, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("symbol", "shape", "expected"),
     [
