@@ -29,7 +29,7 @@ class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node
 
 
 class Bounds(NamedTuple):
-    """What is known of a function v of x, but for rounding: low <= v <= high and |v| <= gain |x|."""
+    """What is known of a function v of x, but for rounding and overflow: low <= v <= high and |v| <= gain |x|."""
 
     low: float
     high: float
@@ -179,21 +179,6 @@ class Operator:
         Operators that have kernels in ``_gpu`` and ``_training_gpu`` need neither this method nor ``gradients``.
         """
         raise NotImplementedError
-
-    def text(self, *operands: str) -> str | None:
-        """Return one element of the output in CUDA C++, given those of the inputs, which are names of floats.
-
-        None if the operator is not elementwise.
-        """
-        return None
-
-    def operand_shapes(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
-        """Return the shapes in which an elementwise operator's inputs broadcast to its output."""
-        return shapes
-
-    def bounds(self, *operands: Bounds) -> Bounds:
-        """Return what is known of an elementwise operator's output, given the bounds of its inputs."""
-        return UNBOUNDED
 
     def check_gradient(self, several: bool) -> None:
         """Raise Unsupported if the operator with these attributes has no gradient, or none on ``several`` GPUs."""

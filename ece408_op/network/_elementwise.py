@@ -1,4 +1,4 @@
-"""Operators that compute each element by itself: activations, and arithmetic with arrays and numbers."""
+"""MXNet's operators that compute each element by itself: activations, and arithmetic with arrays and numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,25 @@ from typing import Any, Optional
 import numpy as np
 
 from ._definition import UNBOUNDED, Arrays, Bounds, Operator, Shape, Trained, Unsupported, choice, flag, number
+
+
+class Elementwise(Operator):
+    """An operator that computes each element of its output from one element of each input."""
+
+    inplace = True
+
+    def text(self, *operands: str) -> str:
+        """Return one element of the output in CUDA C++, given those of the inputs, which are names of floats."""
+        raise NotImplementedError
+
+    def operand_shapes(self, shapes: Sequence[Shape]) -> Sequence[Shape]:
+        """Return the shapes in which the inputs broadcast to the output."""
+        return shapes
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        """Return what is known of the output, given the bounds of the inputs."""
+        return UNBOUNDED
+
 
 #: f(xp, x, out) fills ``out`` from x of the same shape, by NumPy or CuPy as xp; ``out`` may be x.
 Unary = Callable[[Any, Any, Any], Any]
@@ -38,42 +57,48 @@ _ACTIVATION_TEXTS = {
 #: f(xp, *operands, result) returns a partial derivative, by NumPy or CuPy as xp; None means 1.
 Derivative = Optional[Callable[..., Any]]
 
-#: Each operator's result in CUDA C++ for floats {0} and {1}. A NaN stays a NaN.
-_TEXTS = {
-    "negative": "-{0}", "exp": "expf({0})", "log": "logf({0})", "sqrt": "sqrtf({0})", "square": "{0} * {0}",
-    "abs": "fabsf({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})", "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
-    "power": "powf({0}, {1})",
-}  # fmt: skip
-#: NumPy's function of each operator, and its derivative to each operand; where operands are equal, MXNet's choice.
-_FUNCTIONS: dict[str, tuple[str, Sequence[Derivative]]] = {
-    "negative": ("negative", [lambda xp, x, y: np.float32(-1)]),
-    "exp": ("exp", [lambda xp, x, y: y]),
-    "log": ("log", [lambda xp, x, y: 1 / x]),
-    "sqrt": ("sqrt", [lambda xp, x, y: np.float32(0.5) / y]),
-    "square": ("square", [lambda xp, x, y: 2 * x]),
-    "abs": ("absolute", [lambda xp, x, y: xp.sign(x)]),
-    "add": ("add", [None, None]),
-    "sub": ("subtract", [None, lambda xp, a, b, y: np.float32(-1)]),
-    "mul": ("multiply", [lambda xp, a, b, y: b, lambda xp, a, b, y: a]),
-    "div": ("divide", [lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)]),
-    "maximum": ("maximum", [lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b]),
-    "minimum": ("minimum", [lambda xp, a, b, y: a <= b, lambda xp, a, b, y: a > b]),
-    "power": ("power", [lambda xp, a, b, y: b * xp.power(a, b - 1), lambda xp, a, b, y: y * xp.log(a)]),
+#: For each function, NumPy's name, the result in CUDA C++ for floats {0} and {1}, where a NaN stays a NaN, and the
+#: derivatives to the operands; where operands are equal, MXNet's choice.
+_FUNCTIONS: dict[str, tuple[str, str, Sequence[Derivative]]] = {
+    "negative": ("negative", "-{0}", [lambda xp, x, y: np.float32(-1)]),
+    "exp": ("exp", "expf({0})", [lambda xp, x, y: y]),
+    "log": ("log", "logf({0})", [lambda xp, x, y: 1 / x]),
+    "sqrt": ("sqrt", "sqrtf({0})", [lambda xp, x, y: np.float32(0.5) / y]),
+    "square": ("square", "{0} * {0}", [lambda xp, x, y: 2 * x]),
+    "abs": ("absolute", "fabsf({0})", [lambda xp, x, y: xp.sign(x)]),
+    "add": ("add", "{0} + {1}", [None, None]),
+    "sub": ("subtract", "{0} - {1}", [None, lambda xp, a, b, y: np.float32(-1)]),
+    "mul": ("multiply", "{0} * {1}", [lambda xp, a, b, y: b, lambda xp, a, b, y: a]),
+    "div": ("divide", "{0} / {1}", [lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)]),
+    "maximum": (
+        "maximum",
+        "({0} > {1} || {0} != {0} ? {0} : {1})",
+        [lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b],
+    ),
+    "minimum": (
+        "minimum",
+        "({0} < {1} || {0} != {0} ? {0} : {1})",
+        [lambda xp, a, b, y: a <= b, lambda xp, a, b, y: a > b],
+    ),
+    "power": (
+        "power",
+        "powf({0}, {1})",
+        [lambda xp, a, b, y: b * xp.power(a, b - 1), lambda xp, a, b, y: y * xp.log(a)],
+    ),
 }
-_UNARY = tuple(name for name, (_, derivatives) in _FUNCTIONS.items() if len(derivatives) == 1)
-_BINARY = tuple(name for name, (_, derivatives) in _FUNCTIONS.items() if len(derivatives) == 2)
-#: Arithmetic with a number, by the names in operators; in those with an r, the number is the first operand.
-_WITH_SCALAR = {"plus": "add", "minus": "sub"} | {name: name for name in _BINARY[2:]}
-_SCALAR_FIRST = {f"r{name}": _WITH_SCALAR[name] for name in ("minus", "div", "power")}
+_UNARY = tuple(name for name, (_, _, derivatives) in _FUNCTIONS.items() if len(derivatives) == 1)
+_BINARY = tuple(name for name in _FUNCTIONS if name not in _UNARY)
+_SHORT = {"plus": "add", "minus": "sub"}
+#: The operators of an array and a number: the function, and whether the number is its first operand.
+_WITH_SCALAR = {f"_{name}_scalar": (_SHORT.get(name, name), False) for name in (*_SHORT, *_BINARY[2:])}
+_WITH_SCALAR |= {f"_r{name}_scalar": (_SHORT.get(name, name), True) for name in ("minus", "div", "power")}
 
 
 @dataclass(frozen=True)
-class Activation(Operator):
+class Activation(Elementwise):
     """MXNet's Activation, and the operators that each compute one of its types."""
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
-    inplace = True
     act_type: str = choice(*ACTIVATIONS)
 
     @property
@@ -92,12 +117,11 @@ class Activation(Operator):
 
 
 @dataclass(frozen=True)
-class LeakyReLU(Operator):
+class LeakyReLU(Elementwise):
     """MXNet's LeakyReLU: leaky, prelu, elu, selu, gelu, and rrelu (inference only)."""
 
     names = ("LeakyReLU",)
     inputs = ("data", "gamma")
-    inplace = True
     act_type: str = choice("leaky", "prelu", "elu", "selu", "gelu", "rrelu")
     slope: float = number(0.25)
     lower_bound: float = number(0.125)
@@ -179,11 +203,10 @@ class LeakyReLU(Operator):
 
 
 @dataclass(frozen=True)
-class Clip(Operator):
+class Clip(Elementwise):
     """min(max(x, a_min), a_max)."""
 
     names = ("clip",)
-    inplace = True
     a_min: float = number()
     a_max: float = number()
 
@@ -206,7 +229,7 @@ class Clip(Operator):
         return [gradient * ((x >= np.float32(self.a_min)) & (x <= np.float32(self.a_max)))]
 
 
-class Function(Operator):
+class Function(Elementwise):
     """An elementwise function of one array, or of two of the same shape; only ``broadcast_`` operators broadcast."""
 
     names = (
@@ -214,21 +237,21 @@ class Function(Operator):
         *(f"broadcast_{name}" for name in _BINARY),
         *(f"elemwise_{name}" if name in ("add", "sub", "mul", "div") else f"_{name}" for name in _BINARY),
     )
-    inplace = True
 
     def used_inputs(self) -> tuple[str, ...]:
         return ("lhs", "rhs") if self.op.rpartition("_")[2] in _BINARY else ("data",)
 
-    def _of(self, inputs: Sequence[Any]) -> tuple[str, Sequence[Derivative], Sequence[Any]]:
-        """Return the name of NumPy's function, its derivatives to the inputs, and its operands."""
-        return *_FUNCTIONS[self.op.rpartition("_")[2]], inputs
+    def _applied(self, inputs: Sequence[Any], literal: Callable[[float], Any]) -> tuple[str, Sequence[Any], int]:
+        """Return the function, its operands, and the place of the first input; ``literal`` converts a number."""
+        return self.op.rpartition("_")[2], inputs, 0
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        name, _, operands = self._of(inputs)
-        getattr(arrays.xp, name)(*operands, out=out)
+        name, operands, _ = self._applied(inputs, np.float32)
+        getattr(arrays.xp, _FUNCTIONS[name][0])(*operands, out=out)
 
     def text(self, *operands: str) -> str:
-        return _TEXTS[self.op.rpartition("_")[2]].format(*operands)
+        name, given, _ = self._applied(operands, _literal)
+        return _FUNCTIONS[name][1].format(*given)
 
     def bounds(self, *operands: Bounds) -> Bounds:
         name = self.op.rpartition("_")[2]
@@ -240,9 +263,9 @@ class Function(Operator):
         return UNBOUNDED
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        (_, derivatives, operands), xp = self._of(given.inputs), arrays.xp
+        (name, operands, first), xp = self._applied(given.inputs, np.float32), arrays.xp
         found: list[Any] = [None] * len(wanted)
-        for place, (derivative, array) in enumerate(zip(derivatives, given.inputs)):
+        for place, (derivative, array) in enumerate(zip(_FUNCTIONS[name][2][first:], given.inputs)):
             if wanted[place]:
                 product = gradient * derivative(xp, *operands, given.out) if derivative else gradient
                 found[place] = reduced_to(xp, product, array.shape)
@@ -253,26 +276,18 @@ class Function(Operator):
 class WithScalar(Function):
     """Arithmetic of an array and a number."""
 
-    names = tuple(f"_{name}_scalar" for name in (*_WITH_SCALAR, *_SCALAR_FIRST))
+    names = tuple(_WITH_SCALAR)
     scalar: float = number(1.0)
     is_int: bool = flag(True)
 
-    def _of(self, inputs: Sequence[Any]) -> tuple[str, Sequence[Derivative], Sequence[Any]]:
-        (x,), key, scalar = inputs, self.op.split("_")[1], np.float32(self.scalar)
-        if key in _SCALAR_FIRST:
-            name, derivatives = _FUNCTIONS[_SCALAR_FIRST[key]]
-            return name, derivatives[1:], (scalar, x)
-        return *_FUNCTIONS[_WITH_SCALAR[key]], (x, scalar)
-
-    def text(self, *operands: str) -> str:
-        key, (x,), scalar = self.op.split("_")[1], operands, _literal(self.scalar)
-        if key in _SCALAR_FIRST:
-            return _TEXTS[_SCALAR_FIRST[key]].format(scalar, x)
-        return _TEXTS[_WITH_SCALAR[key]].format(x, scalar)
+    def _applied(self, inputs: Sequence[Any], literal: Callable[[float], Any]) -> tuple[str, Sequence[Any], int]:
+        (name, number_first), scalar = _WITH_SCALAR[self.op], literal(self.scalar)
+        return (name, (scalar, *inputs), 1) if number_first else (name, (*inputs, scalar), 0)
 
     def bounds(self, *operands: Bounds) -> Bounds:
-        (x,), scalar = operands, self.scalar
-        name = _WITH_SCALAR.get(self.op.split("_")[1])
+        (x,), scalar, (name, number_first) = operands, self.scalar, _WITH_SCALAR[self.op]
+        if number_first:
+            return UNBOUNDED
         if name in ("add", "sub"):
             shift = scalar if name == "add" else -scalar
             return Bounds(x.low + shift, x.high + shift)
@@ -286,11 +301,11 @@ class WithScalar(Function):
         return UNBOUNDED
 
 
-class Sum(Operator):
+class Sum(Elementwise):
     """The sum of any number of arrays of one shape."""
 
     names = ("add_n",)
-    variadic = inplace = True
+    variadic = True
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         # Read the first input first: the output may share its memory.
@@ -305,79 +320,9 @@ class Sum(Operator):
         return [gradient] * len(wanted)
 
 
-@dataclass(frozen=True)
-class Pointwise(Operator):
-    """Several elementwise operators in one pass, which fusion makes.
-
-    operands: the number of inputs. steps: each operator and the numbers of its operands; the inputs come first, then
-    the results of the earlier steps. The last result is the output.
-    """
-
-    names = ()
-    inplace = True
-    operands: int = 1
-    steps: tuple[tuple[Operator, tuple[int, ...]], ...] = ()
-
-    def input_names(self, count: int) -> tuple[str, ...]:
-        return ("data",) * count
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        values = list(inputs)
-        for operator, places in self.steps:
-            given = [values[place] for place in places]
-            shape = np.broadcast_shapes(*operator.operand_shapes([one.shape for one in given]))
-            values.append(arrays.xp.empty(shape, np.float32))
-            operator.compute(arrays, given, values[-1])
-        out[...] = values[-1]
-
-    def text(self, *operands: str) -> str:
-        texts = [operator.text(*(f"v{place}" for place in places)) for operator, places in self.steps]
-        values = "".join(f"const float v{len(operands) + n} = {text}; " for n, text in enumerate(texts[:-1]))
-        arguments = ", ".join(f"float v{number}" for number in range(len(operands)))
-        return f"[]({arguments}) {{ {values}return {texts[-1]}; }}({', '.join(operands)})"
-
-    def bounds(self, *operands: Bounds) -> Bounds:
-        found = list(operands)
-        for operator, places in self.steps:
-            found.append(operator.bounds(*(found[place] for place in places)))
-        return found[-1]
-
-
-@dataclass(frozen=True)
-class Combination(Operator):
-    """data factor + residual, which fusion makes; the factor or the term may be missing.
-
-    factor: at most one in magnitude, of a shape that broadcasts to data's. residual: of data's shape.
-    """
-
-    names = ()
-    inplace = takes_epilogue = True
-    has_factor: bool = False
-    residual: bool = False
-
-    def used_inputs(self) -> tuple[str, ...]:
-        return ("data", *["factor"] * self.has_factor, *["residual"] * self.residual)
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        product = arrays.xp.multiply(*inputs[:2]) if self.has_factor else inputs[0]
-        out[...] = product + inputs[-1] if self.residual else product
-
-    def text(self, *operands: str) -> str:
-        return f"{' * '.join(operands[: 1 + self.has_factor])}{f' + {operands[-1]}' if self.residual else ''}"
-
-
-def is_elementwise(operator: Operator | None) -> bool:
-    """Return whether fusion may merge an operator with its neighbours: its operands broadcast as MXNet's do."""
-    if isinstance(operator, LeakyReLU):
-        return operator.act_type != "prelu"
-    return isinstance(operator, (Activation, Clip, Function, Pointwise, Sum))
-
-
-def is_unary(operator: Operator | None) -> bool:
-    """Return whether an operator computes each element from one element of its only input."""
-    several = isinstance(operator, Pointwise) and operator.operands > 1
-    several |= isinstance(operator, Sum) or (isinstance(operator, Function) and len(operator.used_inputs()) > 1)
-    return is_elementwise(operator) and not several
+def is_prelu(operator: Operator | None) -> bool:
+    """Return whether an operator is a LeakyReLU whose slopes are an input."""
+    return isinstance(operator, LeakyReLU) and operator.act_type == "prelu"
 
 
 def _literal(value: Any) -> str:

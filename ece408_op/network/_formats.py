@@ -18,7 +18,7 @@ from ece408_op.kernels.cuda.split_precision import split_form
 from ece408_op.problem import ITEM_BYTES
 
 from ._definition import Operator, Shape
-from ._elementwise import Combination
+from ._fusion import Combination
 from ._layers import FullyConnected
 from ._network import Network, named_inputs, of_graph, read_values
 

@@ -6,16 +6,88 @@ Each rewrite merges or exchanges a node and a node that feeds it, if nothing els
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
-from ._definition import ONE, SHAPE, UNBOUNDED
-from ._elementwise import Activation, Clip, Combination, Function, Pointwise, is_elementwise, is_unary
+from ._definition import ONE, SHAPE, UNBOUNDED, Arrays, Bounds, Operator
+from ._elementwise import Activation, Clip, Elementwise, Function, is_prelu
 from ._layers import BatchNorm, Convolution, Pooling
 from ._passes import MOST_OPERANDS
 from ._shaping import Identity
+
+
+@dataclass(frozen=True)
+class Pointwise(Elementwise):
+    """Several elementwise operators in one pass, which fusion makes.
+
+    steps: each operator and the numbers of its operands; the inputs come first, then the results of the earlier steps.
+    The last result is the output.
+    """
+
+    names = ()
+    steps: tuple[tuple[Elementwise, tuple[int, ...]], ...] = ()
+
+    def input_names(self, count: int) -> tuple[str, ...]:
+        return ("data",) * count
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        values = list(inputs)
+        for operator, places in self.steps:
+            given = [values[place] for place in places]
+            values.append(arrays.xp.empty(np.broadcast_shapes(*(one.shape for one in given)), np.float32))
+            operator.compute(arrays, given, values[-1])
+        out[...] = values[-1]
+
+    def text(self, *operands: str) -> str:
+        texts = [operator.text(*(f"v{place}" for place in places)) for operator, places in self.steps]
+        values = "".join(f"const float v{len(operands) + n} = {text}; " for n, text in enumerate(texts[:-1]))
+        arguments = ", ".join(f"float v{number}" for number in range(len(operands)))
+        return f"[]({arguments}) {{ {values}return {texts[-1]}; }}({', '.join(operands)})"
+
+    def bounds(self, *operands: Bounds) -> Bounds:
+        found = list(operands)
+        for operator, places in self.steps:
+            found.append(operator.bounds(*(found[place] for place in places)))
+        return found[-1]
+
+
+@dataclass(frozen=True)
+class Combination(Elementwise):
+    """data factor + residual, which fusion makes; the factor or the residual may be missing.
+
+    factor: at most one in magnitude; data and factor broadcast. residual: of the output's shape.
+    """
+
+    names = ()
+    takes_epilogue = True
+    has_factor: bool = False
+    residual: bool = False
+
+    def used_inputs(self) -> tuple[str, ...]:
+        return ("data", *["factor"] * self.has_factor, *["residual"] * self.residual)
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        product = arrays.xp.multiply(*inputs[:2]) if self.has_factor else inputs[0]
+        out[...] = product + inputs[-1] if self.residual else product
+
+    def text(self, *operands: str) -> str:
+        return f"{' * '.join(operands[: 1 + self.has_factor])}{f' + {operands[-1]}' if self.residual else ''}"
+
+
+def is_elementwise(operator: Operator | None) -> bool:
+    """Return whether fusion may merge an operator with its neighbours: its operands broadcast as MXNet's do."""
+    return isinstance(operator, Elementwise) and not isinstance(operator, Combination) and not is_prelu(operator)
+
+
+def is_unary(node: Node) -> bool:
+    """Return whether a node computes each element from one element of its only input."""
+    return is_elementwise(node.operator) and len(node.inputs) == 1
 
 
 def fused(graph: Graph) -> Graph:
@@ -59,7 +131,7 @@ def _pointwise(graph: Graph, most: int) -> Graph:
             entries, order = _read(nodes, found), sorted(found)
             numbers = {value: number for number, value in enumerate([*(entry.node for entry in entries), *order])}
             steps = ((nodes[one].operator, tuple(numbers[e.node] for e in nodes[one].inputs)) for one in order)
-            operator = Pointwise("pointwise", len(entries), tuple(steps))
+            operator = Pointwise("pointwise", tuple(steps))
             nodes[index] = replace(nodes[index], operator=operator, inputs=entries)
             dropped |= found - {index}
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
@@ -97,8 +169,8 @@ def _at_most_one(nodes: list[Node], value: int) -> bool:
     node = nodes[value]
     while node.operator and node.operator.view:
         node = nodes[node.inputs[0].node]
-    last = node.epilogue or node.operator
-    return bool(last) and last.bounds(*[UNBOUNDED] * (1 if node.epilogue else len(node.inputs))).largest <= ONE
+    last, operands = (node.epilogue, 1) if node.epilogue else (node.operator, len(node.inputs))
+    return isinstance(last, Elementwise) and last.bounds(*[UNBOUNDED] * operands).largest <= ONE
 
 
 def fused_for_training(graph: Graph) -> Graph:
@@ -146,7 +218,7 @@ def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
     feeding, others = nodes[before], [entry for entry in node.inputs if entry.node != before]
     if feeding.epilogue is not None or len(others) != len(node.inputs) - 1:
         return None
-    if is_unary(node.operator) and feeding.operator.takes_epilogue:
+    if is_unary(node) and feeding.operator.takes_epilogue:
         return replace(feeding, epilogue=node.operator)
     convolution, own = feeding.operator, node.operator
     if not isinstance(convolution, (Convolution, Combination)) or convolution.residual:

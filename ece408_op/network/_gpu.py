@@ -23,6 +23,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 from . import _passes, _split_layers
 from ._blas import GpuArrays, blas
 from ._definition import Shape
+from ._elementwise import Elementwise
 from ._formats import SplitUse
 from ._layers import BatchNorm, Convolution, FullyConnected, Pooling, Weighted
 from ._network import described
@@ -78,7 +79,7 @@ class Chooser:
         if length is not None:
             options = operator.temperature, operator.logarithm
             return ProgramComputation(_passes.softmax(prod(output) // length, length, *options))
-        if operator.text(*(f"v{number}" for number in range(len(inputs)))) and len(inputs) <= _passes.MOST_OPERANDS:
+        if isinstance(operator, Elementwise) and len(inputs) <= _passes.MOST_OPERANDS:
             return ProgramComputation(_passes.elementwise(operator, inputs, output, node.epilogue))
         return ArrayComputation(self.arrays, node)
 

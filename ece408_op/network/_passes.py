@@ -13,7 +13,8 @@ import numpy as np
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
-from ._definition import Operator, Shape
+from ._definition import Shape
+from ._elementwise import Elementwise
 from ._layers import Pooling
 
 _FOLDER = Path(__file__).parent
@@ -70,7 +71,7 @@ def launch(entry: str, arrays: Mapping[str, Any], numbers: tuple[Any, ...], *siz
     cuda.execute(program("training.cu", entry, (*arrays, *numbers), *sizes, **options), 1, arrays, None)
 
 
-def expression(activation: Operator | None) -> str | None:
+def expression(activation: Elementwise | None) -> str | None:
     """Return an elementwise operator of one array in CUDA C++, for a float v; None for none."""
     return f"({activation.text('(v)')})" if activation else None
 
@@ -81,7 +82,9 @@ def argmax_type(fitted: Pooling) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def pool(operator: Pooling, x: Shape, y: Shape, activation: Operator | None, save_argmax: bool = False) -> cuda.Program:
+def pool(
+    operator: Pooling, x: Shape, y: Shape, activation: Elementwise | None, save_argmax: bool = False
+) -> cuda.Program:
     """Return the program of the pooling of x (B, C, H, W) into y; arrays x, y and with ``save_argmax`` argmax."""
     arguments = ("x", "y", "argmax" if save_argmax else "y", np.int64(prod(y)))
     defines = _pool_defines(operator, x, y, activation)
@@ -93,7 +96,7 @@ def pool(operator: Pooling, x: Shape, y: Shape, activation: Operator | None, sav
 
 
 @lru_cache(maxsize=1024)
-def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: Operator | None) -> cuda.Program:
+def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: Elementwise | None) -> cuda.Program:
     """Return the program of the gradient of a pooling; arrays argmax, y, dy and out."""
     defines = _pool_defines(operator, x, y, activation)
     count = prod(x[:2]) * int(defines["PATCHES_DOWN"]) * int(defines["PATCHES_ACROSS"])
@@ -101,7 +104,7 @@ def pool_gradient(operator: Pooling, x: Shape, y: Shape, activation: Operator | 
     return program("pooling.cu", "pool_gradient", arguments, count, SAVE_ARGMAX=0, **defines)
 
 
-def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: Operator | None) -> dict[str, int | str]:
+def _pool_defines(operator: Pooling, x: Shape, y: Shape, activation: Elementwise | None) -> dict[str, int | str]:
     fitted = operator.fitted(x)
     covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
     small = max(prod(covering), prod(fitted.stride)) <= _PATCH_LIMIT
@@ -125,7 +128,7 @@ def affine(
     channels: int,
     inner: int,
     elements: int,
-    activation: Operator | None,
+    activation: Elementwise | None,
     scaled: bool = False,
     shifted: bool = True,
     residual: bool = False,
@@ -145,7 +148,9 @@ def affine(
     return program("passes.cu", "affine", (*arrays, np.int64(elements)), elements, vector, **defines)
 
 
-def elementwise(operator: Operator, shapes: Sequence[Shape], y: Shape, activation: Operator | None) -> cuda.Program:
+def elementwise(
+    operator: Elementwise, shapes: Sequence[Shape], y: Shape, activation: Elementwise | None
+) -> cuda.Program:
     """Return the program of an elementwise operator of at most MOST_OPERANDS arrays; arrays x, x1, ..., y."""
     names = [f"x{number or ''}" for number in range(len(shapes))]
     text = operator.text(*(f"v{number}" for number in range(len(shapes))))

@@ -21,8 +21,9 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import INPUT, ONE, Operator, Shape
-from ._elementwise import Combination, LeakyReLU, is_unary
+from ._elementwise import is_prelu
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
+from ._fusion import Combination, is_unary
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling, Weighted
 from ._passes import expression
 from ._schedule import Call, Computation, ProgramComputation, Timed, arrays_of, in_order
@@ -39,7 +40,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
-    following = operator if is_unary(operator) else node.epilogue
+    following = operator if is_unary(node) else node.epilogue
     # Padded channels have to stay zero, and the output limits valid.
     if (following and not following.bounds(INPUT).gain <= ONE) or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
@@ -68,7 +69,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     if isinstance(operator, Combination):
         fits = x == output and (not operator.has_factor or inputs[1] == (*x[:2], 1, 1)[: len(x)])
         return SplitUse.BETWEEN if fits and (not operator.residual or inputs[-1] == x) else None
-    others = isinstance(operator, Pooling) or _is_prelu(operator) or is_unary(operator)
+    others = isinstance(operator, Pooling) or is_prelu(operator) or is_unary(node)
     return SplitUse.BETWEEN if others else None
 
 
@@ -149,10 +150,6 @@ class _SplitLayer(Timed):
         return self.timed(cuda.prepared_launch(self._program, self._batch, arrays))
 
 
-def _is_prelu(operator: Operator) -> bool:
-    return isinstance(operator, LeakyReLU) and operator.act_type == "prelu"
-
-
 class _Depthwise(_SplitLayer):
     """A depthwise convolution or, with windows of one pixel, a BatchNorm, a PReLU or an activation."""
 
@@ -163,8 +160,8 @@ class _Depthwise(_SplitLayer):
         windows = (1, 1), (1, 1), (0, 0)
         if isinstance(operator, Convolution):
             windows = operator.kernel, operator.stride, operator.pad
-        following = expression(operator if is_unary(operator) else node.epilogue)
-        program = split_passes.depthwise(x, output, *windows, following, _is_prelu(operator))
+        following = expression(operator if is_unary(node) else node.epilogue)
+        program = split_passes.depthwise(x, output, *windows, following, is_prelu(operator))
         super().__init__(node, program, x[0])
         self._channels = x[1]
 
@@ -176,12 +173,12 @@ class _Depthwise(_SplitLayer):
             taps, bias = (each.astype(np.float32) for each in operator.factors(inputs[1:]))
         elif isinstance(operator, Convolution):
             taps, bias = operator.folded(inputs)
-        elif _is_prelu(operator):
+        elif is_prelu(operator):
             taps = taps * inputs[1]
         taps = taps.reshape(self._channels, -1)
         bias = cp.zeros(self._channels, np.float32) if bias is None else bias
         # A PReLU leaves the values above zero as they are.
-        limits = split_form.output_limits(cp.maximum(abs(taps), 1) if _is_prelu(operator) else taps, bias)
+        limits = split_form.output_limits(cp.maximum(abs(taps), 1) if is_prelu(operator) else taps, bias)
         self._parameters = {"w": cp.ascontiguousarray(_padded(taps).T), "bias": _padded(bias), "limits": limits}
 
 

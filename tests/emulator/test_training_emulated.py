@@ -10,16 +10,8 @@ from ece408_op.core.kernel import EPS32
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.network import _passes as network_passes
 from ece408_op.network._definition import Trained
-from ece408_op.network._elementwise import (
-    Activation,
-    Clip,
-    Combination,
-    Function,
-    LeakyReLU,
-    Pointwise,
-    Sum,
-    WithScalar,
-)
+from ece408_op.network._elementwise import Activation, Clip, Function, LeakyReLU, Sum, WithScalar
+from ece408_op.network._fusion import Combination, Pointwise
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes
 from ece408_op.problem import ConvProblem
@@ -224,7 +216,7 @@ def test_elementwise_operators_broadcast(programs):
         *((LeakyReLU("LeakyReLU", kind), [(4, 5)]) for kind in ("leaky", "elu", "selu", "gelu", "rrelu")),
         *((LeakyReLU("LeakyReLU", "prelu"), [shape, (3,)]) for shape in ((2, 3), (2, 3, 5), (2, 3, 5, 4))),
         *((Activation("Activation", kind), [(9, 11)]) for kind in ("relu", "tanh", "softrelu", "softsign")),
-        (Pointwise("", 2, ((minus, (0, 1)), (sigmoid, (2,)), (minus, (1, 3)))), [(2, 3, 4), (3, 1)]),
+        (Pointwise("", ((minus, (0, 1)), (sigmoid, (2,)), (minus, (1, 3)))), [(2, 3, 4), (3, 1)]),
         (Combination("", has_factor=True), [(2, 3, 4, 5), (2, 3, 1, 1)]),
         (Combination("", has_factor=True, residual=True), [(2, 3, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5)]),
     ]

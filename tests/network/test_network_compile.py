@@ -16,7 +16,8 @@ from numpy_operators import LAUNCHES
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.network import _gpu_update, _passes
 from ece408_op.network._definition import Trained
-from ece408_op.network._elementwise import Activation, Combination, Function, LeakyReLU, Pointwise
+from ece408_op.network._elementwise import Activation, Function, LeakyReLU
+from ece408_op.network._fusion import Combination, Pointwise
 from ece408_op.network._gpu_update import Rule, Update
 from ece408_op.network._layers import BatchNorm, Pooling
 from ece408_op.plugin import _passes as _operator_passes
@@ -25,7 +26,7 @@ from ece408_op.runtime import cuda
 
 pytestmark = nvrtc.needs_nvrtc
 TANH, SIGMOID, TIMES = Activation("tanh"), Activation("sigmoid"), Function("elemwise_mul")
-SWISH = Pointwise("", 1, ((SIGMOID, (0,)), (TIMES, (0, 1))))
+SWISH = Pointwise("", ((SIGMOID, (0,)), (TIMES, (0, 1))))
 COURSE = Pooling("Pooling", kernel=(2, 2), stride=(2, 2))
 OTHER = Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False)
 PASSES = [

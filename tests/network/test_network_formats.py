@@ -6,7 +6,7 @@ from network_case import S, data, mx, mxnets, ours, text_of, values
 
 import ece408_op
 from ece408_op.network import _formats, _split_layers
-from ece408_op.network._elementwise import Combination
+from ece408_op.network._fusion import Combination
 from ece408_op.network._network import parse
 
 
