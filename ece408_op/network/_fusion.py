@@ -125,8 +125,11 @@ def _pointwise(graph: Graph, most: int) -> Graph:
         members, found = {index}, {index}
         while more := _mergeable(nodes, members, uses, most):
             members.add(max(more))
-            if len(_read(nodes, members)) <= most:
+            read = _read(nodes, members)
+            if len(read) <= most:
                 found = set(members)
+            if sum(not is_elementwise(nodes[entry.node].operator) for entry in read) > most:
+                break  # these stay inputs
         if len(found) > 1:
             entries, order = _read(nodes, found), sorted(found)
             numbers = {value: number for number, value in enumerate([*(entry.node for entry in entries), *order])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from math import prod
 
 import numpy as np
@@ -318,6 +319,15 @@ def test_no_two_living_values_share_memory(seed):
     args = {name: stream.uniform(-1, 1, (2, 3)).astype("f") for name in ("data", "w")}
     for got, expected in zip(ours(symbol, args, {}, calls=2), mxnets(symbol, args, {})):
         assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_long_chain_of_elementwise_operators_is_fused_in_seconds():
+    x = data
+    for number in range(300):
+        x = x - S.Variable(f"w{number}")
+    start = time.monotonic()
+    assert len(parse(x.tojson()).fused().operators) == 100
+    assert time.monotonic() - start < 10
 
 
 def test_a_value_that_an_elementwise_chain_and_another_node_read_is_computed():
