@@ -6,10 +6,10 @@ engine.py     inference on one GPU: parameters, chunks of images, memory
 trainer.py    training steps on one GPU or several: copies in, computation, copies out
 optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 
-Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_elementwise`` and
-``_shaping`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it, ``_formats`` decides
-which values are split activations, ``_schedule`` places all values in memory and computes them in order. ``_gpu``
-chooses the implementation of each node on the GPU: the package's kernels on float32 or on split activations
+Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_elementwise``, ``_shaping``
+and ``_softmax`` define the operators. ``_network`` lists them and reads a graph, ``_fusion`` fuses it, ``_formats``
+decides which values are split activations, ``_schedule`` places all values in memory and computes them in order.
+``_gpu`` chooses the implementation of each node on the GPU: the package's kernels on float32 or on split activations
 (``_split_layers``), the programs of ``passes.cu`` and ``pooling.cu`` (``_passes``), cuDNN, cuBLAS (``_blas``) or CuPy.
 ``_batch`` has the memory, the CUDA graphs and the convolutions' times for one batch size. ``_inference`` divides a
 batch among GPUs.

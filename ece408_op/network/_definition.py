@@ -1,7 +1,7 @@
 """The base class of a network's operators. Each class has the attributes, the computation and the gradient.
 
 MXNet infers the shapes. To add an attribute, add a field. To add an operator, add a class to ``_layers``,
-``_elementwise`` or ``_shaping``. To add a property of operators, add a method to ``Operator``.
+``_elementwise``, ``_shaping`` or ``_softmax``. To add a property of operators, add a method to ``Operator``.
 """
 
 from __future__ import annotations

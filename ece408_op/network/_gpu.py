@@ -28,7 +28,7 @@ from ._formats import SplitUse
 from ._layers import BatchNorm, Convolution, FullyConnected, Pooling, Weighted
 from ._network import described
 from ._schedule import ArrayComputation, Call, Computation, ProgramComputation, Timed, in_order
-from ._shaping import SoftmaxAlongAxis
+from ._softmax import SoftmaxAlongAxis
 
 CUDNN = cudnn.KERNEL.name
 #: The fewest channels of a 1 x 1 convolution in float32 for which cuBLAS is used. On an H200, the package's kernel took

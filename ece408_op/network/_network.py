@@ -16,7 +16,7 @@ from ece408_op.plugin.attributes import integers
 from ece408_op.plugin.mxnet_errors import sentence_of
 from ece408_op.runtime.thread_pool import run_in_other_thread
 
-from . import _elementwise, _fusion, _layers, _shaping
+from . import _elementwise, _fusion, _layers, _shaping, _softmax
 from ._definition import SHAPE, Operator, Shape, Unsupported
 
 _WHERE = "network"
@@ -26,7 +26,7 @@ _CACHED = 32
 #: The operators' classes, in the order of their definitions.
 _CLASSES: list[type[Operator]] = [
     kind
-    for module in (_layers, _elementwise, _shaping)
+    for module in (_layers, _elementwise, _shaping, _softmax)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and "names" in vars(kind)
 ]
