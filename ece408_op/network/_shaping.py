@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, integer, number, sizes
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, integer, number, pair, sizes
 
 
 class Identity(Operator):
@@ -145,20 +145,33 @@ class Concat(Operator):
 class Slice(Operator):
     """slice_axis: elements ``begin`` to before ``end`` along an axis. SliceChannel: part ``index`` of ``num_outputs``.
 
-    ``squeeze_axis`` removes the axis, along which each part must have the length 1.
+    ``squeeze_axis`` removes the axis, along which each part must have the length 1. Crop: rows and columns from
+    ``offset`` on, or the middle ones, as many as ``h_w`` says or the second input has.
     """
 
-    names = ("slice_axis", "SliceChannel")
-    moves = True
+    names = ("slice_axis", "SliceChannel", "Crop")
+    variadic = moves = True
+    accepted = ("h_w",)
     axis: int = integer(1)
     begin: int = integer(0)
     end: int | None = integer(None)
     num_outputs: int = integer(1)
     squeeze_axis: bool = flag(False)
+    offset: tuple[int, int] = pair(0)
+    center_crop: bool = flag(False)
     index: int = 0
 
-    def _of(self, x: Shape) -> tuple[slice, ...]:
-        """Return the index of the part in an array of shape x."""
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if self.op == "Crop":  # MXNet checks this only in its forward pass
+            for part, length in zip(self._of(shapes[0], output)[2:], shapes[0][2:]):
+                if not 0 <= part.start <= part.stop <= length:
+                    raise Unsupported(f"expected rows and columns inside {shapes[0]}, got {part.start} to {part.stop}")
+
+    def _of(self, x: Shape, out: Shape) -> tuple[slice, ...]:
+        """Return the index of the part, of shape ``out``, in an array of shape x."""
+        if self.op == "Crop":
+            starts = [(n - m) // 2 for n, m in zip(x[2:], out[2:])] if self.center_crop else self.offset
+            return slice(None), slice(None), *(slice(start, start + n) for start, n in zip(starts, out[2:]))
         axis = self.axis % len(x)
         start, stop, _ = slice(self.begin, self.end).indices(x[axis])
         if self.op == "SliceChannel":
@@ -167,14 +180,14 @@ class Slice(Operator):
         return *(slice(None) for _ in range(axis)), slice(start, stop)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        part = inputs[0][self._of(inputs[0].shape)]
+        part = inputs[0][self._of(inputs[0].shape, out.shape)]
         out.reshape(part.shape)[...] = part
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         found = arrays.xp.zeros(given.inputs[0].shape, np.float32)
-        part = found[self._of(found.shape)]
+        part = found[self._of(found.shape, gradient.shape)]
         part[...] = gradient.reshape(part.shape)
-        return [found]
+        return [found, *[None] * (len(wanted) - 1)]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,14 @@ class SoftmaxAlongAxis(Operator):
             xp.exp(out, out=out)
             xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        xp, y = arrays.xp, given.out
+        if self.logarithm:
+            found = gradient - xp.exp(y) * gradient.sum(axis=self.axis, keepdims=True)
+        else:
+            found = y * (gradient - (gradient * y).sum(axis=self.axis, keepdims=True))
+        return [found if self.temperature == 1 else found / np.float32(self.temperature)]
+
     def mixes_images(self, dimensions: int) -> bool:
         return self.axis % dimensions == 0
 
@@ -55,13 +63,18 @@ class Softmax(SoftmaxAlongAxis):
         if not -len(output) <= self.axis < len(output):  # MXNet checks this only in its forward pass
             raise Unsupported(f"axis: expected one of {len(output)} dimensions, got {self.axis}")
 
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        xp, y = arrays.xp, given.out
-        if self.logarithm:
-            found = gradient - xp.exp(y) * gradient.sum(axis=self.axis, keepdims=True)
-        else:
-            found = y * (gradient - (gradient * y).sum(axis=self.axis, keepdims=True))
-        return [found if self.temperature == 1 else found / np.float32(self.temperature)]
+
+@dataclass(frozen=True)
+class SoftmaxActivation(SoftmaxAlongAxis):
+    """softmax over the channels, or in mode "instance" over the values of each image."""
+
+    names = ("SoftmaxActivation",)
+    axis = 1
+    mode: str = choice("instance", "channel")
+
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if self.mode == "instance" and len(output) != 2:
+            raise Unsupported(f"mode: expected channel for data of shape {output}, got instance; flatten the data")
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ CONVOLUTIONS = {
 
 
 def moved(sizes, random):
-    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling."""
+    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling, Crop."""
     axis = random.randrange(len(sizes))
     below, between = axis - len(sizes), random.randint(-len(sizes) - 1, len(sizes))
     begin = random.randrange(sizes[axis])
@@ -108,7 +108,12 @@ def moved(sizes, random):
     found += [S.negative(S.split(data, **options)[begin])]
     found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
     found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
-    found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")] if len(sizes) == 4 else []
+    if len(sizes) == 4:
+        found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")]
+        offset = [random.randrange(length) for length in sizes[2:]]
+        size = [random.randint(1, length - start) for length, start in zip(sizes[2:], offset)]
+        found += [S.Crop(data, h_w=size, offset=offset), S.Crop(data, h_w=size, center_crop=True)]
+        found += [S.Crop(data * 2, found[-1], offset=offset)]
     return found
 
 

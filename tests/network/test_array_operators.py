@@ -136,7 +136,7 @@ def test_resampling(way, kind, image, size):
     case.check(case.resampled(size, kind), {"data": (2, 3, *image)}, way, 121)
 
 
-@case.covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling")
+@case.covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling", "Crop")
 @given(sizes=case.shape, random=st.randoms(use_true_random=False))
 @case.examples(40)
 def test_moving(way, sizes, random):
@@ -161,7 +161,7 @@ def test_moving_and_joining(way, sizes, random):
         case.check(reduction(S.relu(data)), shapes, way, terms)
 
 
-@case.covers("softmax", "log_softmax")
+@case.covers("softmax", "log_softmax", "SoftmaxActivation")
 @given(sizes=case.shape, axis=st.integers(-4, 3), temperature=st.sampled_from([None, 0.5, 3.0]))
 @case.examples(25)
 def test_softmax(way, sizes, axis, temperature):
@@ -169,6 +169,9 @@ def test_softmax(way, sizes, axis, temperature):
     case.check(S.softmax(data, axis=axis, temperature=temperature), {"data": sizes}, way, sizes[axis])
     symbol = S.log_softmax(data * 9, axis=axis, temperature=temperature)
     case.check(symbol, {"data": sizes}, way, sizes[axis], 99 * sizes[axis])
+    if len(sizes) > 1:
+        mode = "instance" if len(sizes) == 2 else "channel"
+        case.check(S.SoftmaxActivation(data, mode=mode), {"data": sizes}, way, sizes[1])
 
 
 def test_a_value_behind_an_operator_of_several_outputs():

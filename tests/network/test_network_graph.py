@@ -172,6 +172,8 @@ def deconvolution(**words):
         (S.reshape(data, shape=(-1, -1), name="x"), (2, 3), "One and only one dim can be inferred"),
         (S.softmax(data, axis=2, name="x"), (2, 3), r"\(softmax\): axis: expected one of 2 dimensions, got 2"),
         (S.log_softmax(data, axis=-3, name="x"), (2, 3), r"\(log_softmax\): axis: expected one of 2 dimensions"),
+        (S.SoftmaxActivation(data, name="x"), (2, 3, 4), r"mode: expected channel for data of shape \(2, 3, 4\)"),
+        (S.Crop(data, h_w=(3, 3), offset=(0, 2), name="x"), (1, 1, 4, 4), r"inside \(1, 1, 4, 4\), got 2 to 5"),
         (S.transpose(data, axes=(0, 0), name="x"), (2, 3), r"axes: expected each of 2 dimensions once, got \(0, 0\)"),
         (S.LeakyReLU(data, S.Variable("x_gamma"), act_type="prelu", name="x"), (2, 3), r"gamma: .* got shape \(2,\)"),
     ],
