@@ -84,6 +84,11 @@ def test_selu():
     np.testing.assert_allclose(executor.grad_dict["data"].asnumpy(), expected, rtol=case.FUNCTION * EPS32)
 
 
+def test_gelu_behind_a_layer(way):
+    symbol = S.LeakyReLU(S.FullyConnected(data, num_hidden=3, name="fc"), act_type="gelu")
+    case.check_outputs(symbol, {"data": (2, 4)}, way, 4)
+
+
 PAIRS = ("add", "sub", "mul", "div", "maximum", "minimum", "power")
 EQUAL = {"maximum": "_maximum", "minimum": "_minimum", "power": "_power"}
 
