@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import contextmanager, nullcontext, suppress
 from queue import SimpleQueue
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -370,7 +370,9 @@ def installed():
     forget()
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
-    modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
+    backends = ModuleType("cupy_backends")  # Hypothesis makes a set of the modules, so a SimpleNamespace would not do
+    backends.cublas = Cublas
+    modules = {**dict.fromkeys(names, backends), "cudnn": None}
     patched = {"cupy": lambda: module, "chip": lambda number=0: H200, "prepared_launch": prepared, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())

@@ -122,7 +122,11 @@ def test_pooling(way, kind, pooling, act):
     """Of equal values, as behind a relu, the first one gets the gradient."""
     sizes, words = pooling
     symbol = S.Pooling(S.Activation(data, act_type=act) if act else data, pool_type=kind, **words)
-    case.check(symbol, {"data": sizes}, way, sizes[2] * sizes[3])
+    axes = zip(sizes[2:], words["pad"], words["kernel"], words["stride"])
+    beyond = words["pooling_convention"] == "full" and any((n + 2 * p - k) % s for n, p, k, s in axes)
+    # With padding, MXNet's oneDNN counts elements beyond it in the gradient of a mean, though not in the mean.
+    wrong = kind == "avg" and beyond and words["count_include_pad"] and any(words["pad"])
+    (case.check_outputs if wrong else case.check)(symbol, {"data": sizes}, way, sizes[2] * sizes[3])
 
 
 @case.covers("BatchNorm")
