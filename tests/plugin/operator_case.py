@@ -64,8 +64,8 @@ class OperatorCases:
 
     #: A device attribute for calls, or nothing if the arrays' device computes.
     device: dict[str, str] = {}
-    #: The device that computes, one of its implementations, and one of the other device.
-    computes, impl, foreign = "gpu", "naive", "direct"
+    #: The device that computes, and one of its implementations.
+    computes, impl = "gpu", "naive"
     #: The implementation for random problems; the CPU's best ones would be compiled for each of them.
     quick = "auto"
     #: Many images: several chunks of the host context.
@@ -271,11 +271,6 @@ class OperatorCases:
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(work, range(8)))
-
-    def test_an_implementation_of_the_other_device_is_refused(self):
-        x, w = (self.array(a) for a in values((1, 1, 5, 5), 2, 3))
-        with pytest.raises(self.mx.MXNetError, match=f"impl: expected an implementation for the {self.computes}"):
-            self.call(x, w, impl=self.foreign).wait_to_read()
 
     def test_exit_with_dependent_calls_pending(self):
         program = f"""

@@ -22,7 +22,7 @@ from ece408_op.plugin.operator import NewProp  # noqa: E402
 
 
 class TestCpu(OperatorCases):
-    words, computes, impl, foreign = "mx.cpu()", "cpu", "direct", "naive"
+    words, computes, impl = "mx.cpu()", "cpu", "direct"
     quick, many = "im2col", 1001
 
     def context(self, number=0):
