@@ -119,26 +119,17 @@ def test_results_of_another_machine_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("name", "words", "reason"),
     [
-        "",
-        "[]",
-        '{"version": 1, "status": "done"}',
-        '{"version": 4, "status": "odd"}',
-        '{"version": 4, "status": "done"}',
+        *(("a", words, "") for words in ("", "[]", '{"version": 1, "status": "done"}')),
+        *(("a", f'{{"version": 4, "status": "{status}"}}', "") for status in ("odd", "done")),
+        ("layers-x", '{"version": 4, "status": "done", "reason": "", "result": {"version": 0}}', "version 0"),
     ],
 )
-def test_a_broken_result_is_named(tmp_path, words):
-    (tmp_path / "a.json").write_text(words)
-    with pytest.raises(DataError, match=r"a\.json.*remove the file"):
-        _runs.read(tmp_path, "a")
-
-
-def test_results_of_an_older_benchmark_are_named(tmp_path):
-    old = {"status": "done", "reason": "", "result": {"version": 0}, "printed": ""}
-    _runs.write(tmp_path, Command("layers-cpu-x", ()), old)
-    with pytest.raises(DataError, match=r"layers-cpu-x\.json: .*version 0.*; remove the file"):
-        _runs.read(tmp_path, "layers-cpu-x")
+def test_a_broken_result_and_one_of_an_older_benchmark_are_named(tmp_path, name, words, reason):
+    (tmp_path / f"{name}.json").write_text(words)
+    with pytest.raises(DataError, match=rf"{name}\.json.*{reason}.*remove the file"):
+        _runs.read(tmp_path, name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
