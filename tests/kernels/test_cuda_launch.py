@@ -21,7 +21,6 @@ from ece408_op.runtime.launch import (
     SHARED_BYTES,
     CopyToConstant,
     Launch,
-    Plan,
     TensorMap,
     even_shares,
     images_per_launch,
@@ -108,18 +107,6 @@ def test_one_binary_serves_every_batch(kernel):
     for problem in _supported(kernel):
         texts = {kernel.text(kernel.plan(problem.with_batch(b), CHIP, 4)) for b in (1, 3, 10_000, 100_000)}
         assert len(texts) == 1
-
-
-def test_a_plans_constants_arrive_as_one_struct():
-    plan = Plan({"C": 3}, 1, lambda images: (), config={"stages": 2, "bias": 0.5, "paired_stores": True})
-    start = """#define C 3
-struct Config {
-    static constexpr int stages = 2;
-    static constexpr float bias = 0.5f;
-    static constexpr bool paired_stores = true;
-};
-"""
-    assert CUDA_KERNELS[0].text(plan).startswith(start)
 
 
 def test_even_shares_are_those_of_every_number_of_them():
