@@ -59,12 +59,3 @@ def test_whole_set(source: str, size: int) -> None:
         pytest.skip("needs the real Fashion-MNIST in ECE408_DATA")
     images = find_test().images if source == "real" else sample.generate()[0]
     assert hashlib.sha256(resize(images, size)).hexdigest() == WHOLE[source, size]
-
-
-def test_chunks_do_not_show() -> None:
-    """A set larger than a chunk is resized as its images alone are."""
-    images = np.random.RandomState(4).randint(0, 256, (70, 28, 28)).astype(np.uint8)
-    together = resize(images, 160)
-    for number in (0, 19, 20, 21, 69):
-        np.testing.assert_array_equal(together[number], resize(images[number : number + 1], 160)[0])
-    np.testing.assert_array_equal(resize(images, 28), images)

@@ -72,8 +72,6 @@ def test_arguments_by_name_and_position():
         ece408_op.Convolution(data, weight, **attributes(problem))
     with pytest.raises(ProblemError, match="bias: expected none with no_bias=True"):
         ece408_op.Convolution(data, weight, offsets, no_bias=True, **attributes(problem))
-    with pytest.raises(ProblemError, match="unknown attribute adj"):
-        ece408_op.Convolution(data, weight, offsets, adj=(1, 1), **attributes(problem))
 
 
 def test_a_symbol_without_data_gets_a_variable_as_mxnets():
