@@ -35,7 +35,7 @@ class SplitUse(Enum):
 Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[SplitUse]]
 #: Bytes per image of a split activation's scales.
 SCALE_BYTES = 8
-#: The inputs that may be split. A node computes in float32 if one of its other inputs, but a factor, is no parameter.
+#: The inputs that may be split. All other inputs, except a Combination's factor, must be parameters.
 _ACTIVATIONS = ("data", "residual")
 
 

@@ -80,14 +80,14 @@ class Combination(Elementwise):
         return f"{' * '.join(operands[: 1 + self.has_factor])}{f' + {operands[-1]}' if self.residual else ''}"
 
 
-def is_elementwise(operator: Operator | None) -> bool:
-    """Return whether fusion may merge an operator with its neighbours: its operands broadcast as MXNet's do."""
+def _is_mergeable(operator: Operator | None) -> bool:
+    """Return whether a Pointwise may contain an operator. A PReLU's slopes do not broadcast as other operands do."""
     return isinstance(operator, Elementwise) and not isinstance(operator, Combination) and not is_prelu(operator)
 
 
 def is_unary(node: Node) -> bool:
     """Return whether a node computes each element from one element of its only input."""
-    return is_elementwise(node.operator) and len(node.inputs) == 1
+    return _is_mergeable(node.operator) and len(node.inputs) == 1
 
 
 def fused(graph: Graph) -> Graph:
@@ -120,15 +120,15 @@ def _pointwise(graph: Graph, most: int) -> Graph:
     nodes, uses, dropped = list(graph.nodes), graph.uses(), set[int]()
     # The last nodes come first: the readers of a node have merged what they can before it does.
     for index in reversed(range(len(nodes))):
-        if index in dropped or not is_elementwise(nodes[index].operator):
+        if index in dropped or not _is_mergeable(nodes[index].operator):
             continue
         members, found = {index}, {index}
-        while more := _mergeable(nodes, members, uses, most):
-            members.add(max(more))
+        while candidates := _candidates(nodes, members, uses, most):
+            members.add(max(candidates))
             read = _read(nodes, members)
             if len(read) <= most:
                 found = set(members)
-            if sum(not is_elementwise(nodes[entry.node].operator) for entry in read) > most:
+            if sum(not _is_mergeable(nodes[entry.node].operator) for entry in read) > most:
                 break  # these stay inputs
         if len(found) > 1:
             entries, order = _read(nodes, found), sorted(found)
@@ -146,14 +146,14 @@ def _read(nodes: list[Node], members: set[int]) -> list[Entry]:
     return list(dict.fromkeys(entry for entry in read if entry.node not in members))
 
 
-def _mergeable(nodes: list[Node], members: set[int], uses: Counter[int], most: int) -> list[int]:
-    """Return the elementwise nodes that only members read, and that have the members' shape."""
+def _candidates(nodes: list[Node], members: set[int], uses: Counter[int], most: int) -> list[int]:
+    """Return the mergeable nodes that only members read, and that have the members' shape."""
     readers = [(entry.node, nodes[number].operator.op) for number in members for entry in nodes[number].inputs]
     reads = Counter(value for value, _ in readers)
     # What broadcasts may read a smaller array. Functions of one value have its shape.
     smaller = {value for value, op in readers if most > 1 and op.startswith("broadcast_")}
-    mergeable = reads.keys() - members - smaller
-    return [value for value in mergeable if is_elementwise(nodes[value].operator) and reads[value] == uses[value]]
+    others = reads.keys() - members - smaller
+    return [value for value in others if _is_mergeable(nodes[value].operator) and reads[value] == uses[value]]
 
 
 def _combination(nodes: list[Node], node: Node) -> Node | None:

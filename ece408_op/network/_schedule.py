@@ -232,6 +232,7 @@ def plan(
     last = {value: number for number, node in network.operators for value in [number, *read_values(node)]}
     last.update(dict.fromkeys(network.outputs, len(network.graph.nodes)))
     variables = {*network.data, *network.parameters}
+    # For each value, the first value in the same memory, which lives until the last read of any of them.
     owners = {value: value for value in variables}
     lives: dict[int, list[int]] = {}
     for number, node in network.operators:
