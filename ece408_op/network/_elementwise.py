@@ -88,10 +88,10 @@ _FUNCTIONS: dict[str, tuple[str, str, Sequence[Derivative]]] = {
 }
 _UNARY = tuple(name for name, (_, _, derivatives) in _FUNCTIONS.items() if len(derivatives) == 1)
 _BINARY = tuple(name for name in _FUNCTIONS if name not in _UNARY)
-_SHORT = {"plus": "add", "minus": "sub"}
+_SHORT = {"add": "plus", "sub": "minus"}
 #: The operators of an array and a number: the function, and whether the number is its first operand.
-_WITH_SCALAR = {f"_{name}_scalar": (_SHORT.get(name, name), False) for name in (*_SHORT, *_BINARY[2:])}
-_WITH_SCALAR |= {f"_r{name}_scalar": (_SHORT.get(name, name), True) for name in ("minus", "div", "power")}
+_WITH_SCALAR = {f"_{_SHORT.get(name, name)}_scalar": (name, False) for name in _BINARY}
+_WITH_SCALAR |= {f"_r{_SHORT.get(name, name)}_scalar": (name, True) for name in ("sub", "div", "power")}
 
 
 @dataclass(frozen=True)
