@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, pi, sqrt
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -30,36 +30,35 @@ class Elementwise(Operator):
         return UNBOUNDED
 
 
-#: f(xp, x, out) fills ``out`` from x of the same shape, by NumPy or CuPy as xp; ``out`` may be x.
-Unary = Callable[[Any, Any, Any], Any]
-
 #: Constants of SELU (Klambauer et al., Self-Normalizing Neural Networks, 2017, equation 14).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
-#: The types of Activation.
-ACTIVATIONS: dict[str, Unary] = {
-    "relu": lambda xp, x, out: xp.maximum(x, np.float32(0), out=out),
-    "sigmoid": lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),
-    "tanh": lambda xp, x, out: xp.tanh(x, out=out),
-    "softrelu": lambda xp, x, out: xp.logaddexp(x, np.float32(0), out=out),
-    "softsign": lambda xp, x, out: xp.divide(x, xp.absolute(x) + np.float32(1), out=out),
+#: For each type of Activation: f(xp, x, out), which fills ``out``, maybe x itself, by NumPy or CuPy as xp; the result
+#: in CUDA C++ for a float {0}, where a NaN stays a NaN; and the bounds for any x.
+_ACTIVATIONS: dict[str, tuple[Callable[..., Any], str, Bounds]] = {
+    "relu": (lambda xp, x, out: xp.maximum(x, np.float32(0), out=out), "({0} < 0.f ? 0.f : {0})", Bounds(0, inf, 1)),
+    "sigmoid": (
+        lambda xp, x, out: xp.divide(np.float32(1), np.float32(1) + xp.exp(-x), out=out),
+        "__fdividef(1.f, 1.f + expf(-{0}))",  # two units in the last place more, and 0 below -87
+        Bounds(0, 1),
+    ),
+    "tanh": (lambda xp, x, out: xp.tanh(x, out=out), "tanhf({0})", Bounds(-1, 1, 1)),
+    "softrelu": (
+        lambda xp, x, out: xp.logaddexp(x, np.float32(0), out=out),
+        "({0} > 20.f ? {0} : log1pf(expf({0})))",
+        Bounds(0, inf),
+    ),
+    "softsign": (
+        lambda xp, x, out: xp.divide(x, xp.absolute(x) + np.float32(1), out=out),
+        "({0} / (1.f + fabsf({0})))",
+        Bounds(-1, 1, 1),
+    ),
 }
 
-#: The activations in CUDA C++, for a float {0}. A NaN stays a NaN.
-_ACTIVATION_TEXTS = {
-    "relu": "({0} < 0.f ? 0.f : {0})",
-    "sigmoid": "__fdividef(1.f, 1.f + expf(-{0}))",  # two units in the last place more, and 0 below -87
-    "tanh": "tanhf({0})",
-    "softrelu": "({0} > 20.f ? {0} : log1pf(expf({0})))",
-    "softsign": "({0} / (1.f + fabsf({0})))",
-}
-
-#: f(xp, *operands, result) returns a partial derivative, by NumPy or CuPy as xp; None means 1.
-Derivative = Optional[Callable[..., Any]]
-
-#: For each function, NumPy's name, the result in CUDA C++ for floats {0} and {1}, where a NaN stays a NaN, and the
-#: derivatives to the operands; where operands are equal, MXNet's choice.
-_FUNCTIONS: dict[str, tuple[str, str, Sequence[Derivative]]] = {
+#: For each function: NumPy's name, the result in CUDA C++ for floats {0} and {1}, where a NaN stays a NaN, and the
+#: derivatives to the operands. A derivative is f(xp, *operands, result), and None means 1; where operands are equal,
+#: the derivatives are MXNet's.
+_FUNCTIONS: dict[str, tuple[str, str, Sequence[Callable[..., Any] | None]]] = {
     "negative": ("negative", "-{0}", [lambda xp, x, y: np.float32(-1)]),
     "exp": ("exp", "expf({0})", [lambda xp, x, y: y]),
     "log": ("log", "logf({0})", [lambda xp, x, y: 1 / x]),
@@ -99,21 +98,21 @@ class Activation(Elementwise):
     """MXNet's Activation, and the operators that each compute one of its types."""
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
-    act_type: str = choice(*ACTIVATIONS)
+    act_type: str = choice(*_ACTIVATIONS)
 
     @property
     def activation(self) -> str:
         return self.act_type if self.op == "Activation" else self.op
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        ACTIVATIONS[self.activation](arrays.xp, inputs[0], out)
+        _ACTIVATIONS[self.activation][0](arrays.xp, inputs[0], out)
 
     def text(self, *operands: str) -> str:
-        return _ACTIVATION_TEXTS[self.activation].format(*operands)
+        return _ACTIVATIONS[self.activation][1].format(*operands)
 
     def bounds(self, *operands: Bounds) -> Bounds:
-        low, high = {"sigmoid": (0, 1), "tanh": (-1, 1), "softsign": (-1, 1)}.get(self.activation, (0, inf))
-        return Bounds(low, high, operands[0].gain if self.activation in ("relu", "tanh", "softsign") else inf)
+        low, high, gain = _ACTIVATIONS[self.activation][2]
+        return Bounds(low, high, gain * operands[0].gain)
 
 
 @dataclass(frozen=True)
