@@ -112,8 +112,8 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         labels = network.names(network.labels)
         types = []
         for name, dtype in zip(network.arguments, in_type):
-            if name not in labels and dtype is not None and np.dtype(dtype) != np.float32:
-                raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
+            if name not in labels:
+                bridge.check_float32(dtype, name)
             types.append(np.float32 if dtype is None else dtype)
         types += [np.float32] * self._seeded
         states = [np.float32] * len(network.states)

@@ -128,6 +128,13 @@ def require_mxnet_gpu() -> None:
         raise DeviceError("mx.gpu(): expected at least one NVIDIA GPU, got none; use the CPU here")
 
 
+def check_float32(dtype: Any, name: str) -> None:
+    """Raise ProblemError for a known type other than float32."""
+    if dtype is not None and np.dtype(dtype) != np.float32:
+        got = np.dtype(dtype).names or [np.dtype(dtype).name]  # bfloat16 is a structure with one field of that name
+        raise ProblemError(f"{name}: expected float32, got {got[0]}; convert it with astype")
+
+
 def check_dense(stype: str, name: str) -> None:
     """Raise ProblemError for a storage type of MXNet's sparse arrays."""
     if stype != "default":

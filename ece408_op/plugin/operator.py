@@ -72,8 +72,7 @@ class NewProp(mx.operator.CustomOpProp):
         """Return float32 for all arrays, whether their types are known or not."""
         self._attributes  # noqa: B018 - this checks the attributes if infer_shape has not been called before
         for name, dtype in zip(INPUTS, in_type):
-            if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
-                raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
+            bridge.check_float32(dtype, name)
         return [np.float32] * len(in_type), [np.float32], []
 
     @mxnet_errors.reported_at_once

@@ -187,6 +187,13 @@ def test_other_types_are_refused(dtype, capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_the_refusal_names_bfloat16():
+    cast = mx.sym.Custom(mx.sym.amp_cast(mx.sym.var("x"), dtype="float16"), mx.sym.var("w"), op_type="New", **GOOD)
+    mixed = mx.sym.load_json(cast.tojson(remove_amp_cast=False).replace("float16", "bfloat16"))
+    with pytest.raises(mx.MXNetError, match="data: expected float32, got bfloat16"):
+        mixed.infer_type(x="float32")
+
+
 def test_a_weight_of_another_type_leaves_no_failure_behind():
     with mx.autograd.record(), pytest.raises(mx.MXNetError, match="weight: expected float32, got bool"):
         mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)).astype("bool"), op_type="New", **GOOD)
