@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -111,12 +112,13 @@ def build(
     (folder / "out").mkdir()
     _let_all_read(folder)
     texts: list[str] = []
+    until = time.monotonic() + limits.build_seconds  # of all attempts
     for needed, options in _ATTEMPTS[context == "cpu" :]:
         if needed and not any(re.search(needed, text) for text in texts):
             continue
-        ended, text = _compile([*command, *options], folder, tools, limits)
+        ended, text = _compile([*command, *options], folder, tools, limits, until)
         if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
-            ended, text = _compile([*command, *options], folder, tools, limits)
+            ended, text = _compile([*command, *options], folder, tools, limits, until)
         if ended == "exit 0":
             units, notes = arithmetic(code), tuple(ptxas.kernels(text)[:_MOST_KERNELS])
             library = folder / "out" / "submission.so"
@@ -214,13 +216,13 @@ def _library(name: str) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
-    """Run a compiler in the sandbox: how it ended, and the beginning of its output."""
+def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec, until: float) -> tuple[str, str]:
+    """Run a compiler in the sandbox until that time: how it ended, and the beginning of its output."""
     memory, seconds, log = limits.memory_bytes + _TMP_BYTES, limits.build_seconds, folder / "output.txt"
     own = LimitsSpec(memory_bytes=memory, output_bytes=64 << 20, disk_bytes=_TMP_BYTES, processes=512)
     with open(log, "wb") as file:
         process = sandbox.start(tools, command, own, int(seconds) + 1, file, (folder,), written=folder / "out")
-        on_time = process.wait(seconds)
+        on_time = process.wait(until - time.monotonic())
         ended = process.end()
     if ended.startswith("lost "):
         raise HarnessError(f"expected a compiler that the sandbox sees, such as one below /usr, got {ended[5:]}{HELP}")

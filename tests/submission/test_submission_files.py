@@ -253,6 +253,17 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monke
         compile_file(path)
 
 
+def test_all_attempts_to_compile_share_one_limit(monkeypatch, tmp_path):
+    waited, source = [], tmp_path / "new-forward.h"
+    compiler = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or time.sleep(0.1) or True)
+    compiler.end = lambda: "exit 1"
+    monkeypatch.setattr(build.sandbox, "start", lambda *_, **__: compiler)
+    source.write_text("void cut(", encoding="utf-8")
+    with pytest.raises(EndedError, match="the compiler failed"):
+        compiled(source, TOOLS)
+    assert len(waited) == 2 and waited[1] < waited[0] - 0.1
+
+
 NO_SPACE = "#error No space left on device\n"
 
 
