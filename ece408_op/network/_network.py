@@ -42,9 +42,10 @@ _NUMPY = {
     **{f"_npi_{name}": name for name in ("negative", "exp", "log", "sqrt", "square", "tanh", "mean")},
     **{f"_np_{name}": name for name in ("sum", "max", "min", "transpose", "squeeze")},
     **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
-    **{"_npi_absolute": "abs", "_npi_concatenate": "Concat", "_np_reshape": "Reshape"},
+    **{"_npi_absolute": "abs", "_npi_concatenate": "Concat"},
+    **{"_np_reshape": "Reshape", "_npx_reshape": "Reshape"},
 }
-_RENAMED = {("_npi_concatenate", "axis"): "dim", ("_np_reshape", "newshape"): "shape"}
+_RENAMED = {("_npi_concatenate", "axis"): "dim"} | {(f"_{n}_reshape", "newshape"): "shape" for n in ("np", "npx")}
 
 
 @dataclass(frozen=True, eq=False)

@@ -198,6 +198,7 @@ NUMPY = {
     "functions": lambda x: N.abs(N.negative(x)) + N.tanh(N.exp(x)) + N.log(x) + X.relu(x - 1) * X.sigmoid(x),
     "joins": lambda x: N.concatenate([x, x * 2], axis=-1) + N.concatenate([x, x], axis=2),
     "shapes": lambda x: N.squeeze(N.expand_dims(N.transpose(x, (0, 2, 1)), 1), 1).reshape((4, -1)),
+    "codes": lambda x: X.reshape(x * 2, (-2, -6, 1, -1, -4)) * 3,
     "means": lambda x: N.mean(x, axis=1, keepdims=True) * x - x.mean(axis=(0, 2), keepdims=True),
     "sums": lambda x: N.sum(x, axis=1) + N.max(x, axis=1) - N.min(x, axis=1) + N.transpose(x).sum(axis=(1,)).T,
 }
