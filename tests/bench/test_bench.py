@@ -218,22 +218,6 @@ def test_the_tuning_tables_own_layers_can_be_timed_again(monkeypatch):
         _sweep.recorded()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("sweep --again --random 3", "--again: expected no --random"),
-        ("sweep --again --images 10000", "--again: expected no --images"),
-        ("networks --gpus 2", "--gpus: expected --training"),
-        ("layers --random 100000000", "--random: expected a whole number from 1 to 10000"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(words, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(words.split())
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_tuning_table_that_cannot_be_written_is_refused_before_the_sweep(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tuning, "TABLE", tmp_path / "missing" / "tuning.json")
     assert main(["sweep", "--record"]) == 1
