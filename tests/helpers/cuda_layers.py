@@ -1,14 +1,17 @@
-"""The layers that tests compile and check CUDA kernels on, and a chip to plan for without a GPU."""
+"""The layers that tests compile and check CUDA kernels on, a chip to plan for without a GPU, and launches' types."""
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
-from ece408_op.runtime.launch import Chip
+from ece408_op.runtime.launch import Chip, Launch, TensorMap
 
 #: The kernels that this package compiles.
 CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel) and kernel.sources]
@@ -124,3 +127,18 @@ def chip_of(architecture: int) -> Chip:
     """A chip of that architecture with the shared memory that all chips of the architecture have."""
     shared = {50: 48, 60: 48, 70: 96, 80: 163, 90: 227, 100: 227, 120: 99}[architecture]
     return Chip(f"sm_{architecture}", (architecture // 10, architecture % 10), 100, shared * 1024)
+
+
+def check_args(text: str, step: Launch) -> None:
+    """Check that a launch's arguments have the types of the kernel's parameters in its source.
+
+    Names of arrays are pointers; "first" and "images" are numbers that the launch fills in.
+    """
+    found = re.search(rf'extern "C" __global__ void[^;{{]*?\b{step.entry}\(([^)]*)\)\s*{{', text)
+    assert found, f"no kernel {step.entry} in the source"
+    parameters = re.sub(r"\bconst\b|__grid_constant__", "", found.group(1)).split(",")
+    names = {"first": "long long", "images": "int"}
+    types = {np.int32: "int", np.int64: "long long", np.float32: "float", np.float64: "double", TensorMap: "TensorMap"}
+    passed = [names.get(one, "pointer") if isinstance(one, str) else types[type(one)] for one in step.args]
+    declared = ["pointer" if "*" in each else " ".join(each.split()[:-1]) for each in parameters]
+    assert passed == declared, step.entry

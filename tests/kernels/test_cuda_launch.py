@@ -4,9 +4,8 @@ import re
 from functools import cache
 from itertools import product
 
-import numpy as np
 import pytest
-from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, PROBLEMS, chip_of, random_layers, random_problems
+from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, PROBLEMS, check_args, chip_of, random_layers, random_problems
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,6 @@ from ece408_op.runtime.launch import (
     SHARED_BYTES,
     CopyToConstant,
     Launch,
-    TensorMap,
     even_shares,
     images_per_launch,
 )
@@ -31,21 +29,6 @@ CHIP = chip_of(90)
 
 BATCHES = [1, 2, 7, 1000, 100_000, 2**31]
 layers = random_layers(BATCHES, 100)
-
-
-def _parameters(text: str, entry: str) -> list[str]:
-    """The kernel's parameter types as the source declares them: "pointer" or the type's name."""
-    found = re.search(rf'extern "C" __global__ void[^;{{]*?\b{entry}\(([^)]*)\)\s*{{', text)
-    assert found, f"no kernel {entry} in the source"
-    parameters = re.sub(r"\bconst\b|__grid_constant__", "", found.group(1)).split(",")
-    return ["pointer" if "*" in each else " ".join(each.split()[:-1]) for each in parameters]
-
-
-def _passed(argument: object) -> str:
-    if isinstance(argument, str):
-        return {"first": "long long", "images": "int"}.get(argument, "pointer")
-    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap"}
-    return types[type(argument)]
 
 
 def _also_pooled(problem: ConvProblem) -> list[ConvProblem]:
@@ -72,7 +55,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
                 assert re.search(rf"__constant__ (__align__\(16\) )?float {step.symbol}\[", text)
                 assert step.source in buffers
                 continue
-            assert [_passed(argument) for argument in step.args] == _parameters(text, step.entry)
+            check_args(text, step)
             assert {a for a in step.args if isinstance(a, str)} <= buffers | {"first", "images"}
 
 

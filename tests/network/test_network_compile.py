@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import nvrtc
-from cuda_layers import chip_of, each_architecture
+from cuda_layers import check_args, chip_of, each_architecture
 from network_fake import Array
 from numpy_operators import LAUNCHES
 
@@ -111,16 +111,6 @@ def test_adam_gets_the_complements_of_its_betas_rounded_once():
 
 
 def test_launches_have_an_argument_of_its_type_for_each_parameter():
-    """Names of arrays are pointers; "first" and "images" are numbers that the launch fills in."""
-    types = {np.int32: "int", np.int64: "long long", np.float32: "float", np.float64: "double"}
     for program in (*PASSES, *TRAINING, *hopper()):
         for launch in program.plan.steps(1):
-            (words,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
-            parameters = [" ".join(word.split()) for word in words.split(",")]
-            assert len(launch.args) == len(parameters), launch.entry
-            for parameter, argument in zip(parameters, launch.args):
-                if isinstance(argument, str):
-                    right = "*" in parameter or argument in ("first", "images")
-                else:
-                    right = types.get(type(argument), "TensorMap") in parameter and "*" not in parameter
-                assert right, (launch.entry, parameter, argument)
+            check_args(program.source, launch)
