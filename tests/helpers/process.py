@@ -1,4 +1,4 @@
-"""Run Python in a process of its own, which finds this checkout and the tests' helpers."""
+"""Run Python in a process of its own, which finds this checkout and the tests' helpers; wait for what others do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +47,14 @@ def command_lines() -> Iterator[str]:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # the process has ended
             yield file.read_text(errors="replace").replace("\0", " ")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the condition holds; fail the test where it does not within that time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def has_ended(word: str, seconds: float = 60) -> bool:

@@ -1,6 +1,5 @@
 """What the tests of whole networks share: MXNet's CPU operators as the reference, and gpu_network."""
 
-import time
 from contextlib import nullcontext
 
 import gpu_case
@@ -80,14 +79,6 @@ def updater(rule="gpusgd", **words):
     """Return a function that updates a parameter, by default with a quarter of its gradient."""
     words = words or {"learning_rate": 0.25}
     return mx.optimizer.get_updater(mx.optimizer.create(rule, **words))
-
-
-def wait_until(condition):
-    """Wait for a minute at most; threads of MXNet's free operators and arrays."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def computing(way):

@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import S, data, inference_of, mx, mxnets, ours, require, values, wait_until
-from process import printed
+from network_case import S, data, inference_of, mx, mxnets, ours, require, values
+from process import printed, wait_until
 from training_case import bound, node_of, step
 
 import ece408_op

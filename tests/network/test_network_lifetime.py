@@ -6,7 +6,8 @@ from contextlib import nullcontext
 import network_fake
 import numpy as np
 import pytest
-from network_case import S, inference_of, mx, on_numpy, values, wait_until
+from network_case import S, inference_of, mx, on_numpy, values
+from process import wait_until
 
 import ece408_op
 from ece408_op.errors import DeviceError

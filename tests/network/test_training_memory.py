@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from network_case import mx, on_numpy, updater, wait_until
+from network_case import mx, on_numpy, updater
 from network_fake import captured_once, no_room
+from process import wait_until
 from training_case import bound, images, node_of, one_layer, small, step
 
 import ece408_op

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from process import HELPERS
+from process import HELPERS, wait_until
 from process import python as run_python
 
 from ece408_op.errors import DataError
@@ -149,9 +148,7 @@ except KeyboardInterrupt:
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     pid = tmp_path / "pid"
-    deadline = time.monotonic() + 300
-    while not (pid.exists() and pid.read_text(encoding="utf-8")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: pid.exists() and pid.read_text(encoding="utf-8"), 300)
     process.send_signal(number)
     assert process.wait(timeout=300) == 1
     with pytest.raises(ProcessLookupError):

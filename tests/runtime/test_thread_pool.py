@@ -7,7 +7,7 @@ import time
 import weakref
 
 import pytest
-from process import printed
+from process import printed, wait_until
 
 from ece408_op.runtime.thread_pool import parallel_for, run_in_other_thread
 
@@ -116,10 +116,8 @@ def freed():
     """A function: wait until these weak references are dead, without a garbage collection."""
 
     def wait(*kept):
-        end = time.monotonic() + 60  # a helper may still leave the work, or the handler of its error
-        while any(one() for one in kept) and time.monotonic() < end:
-            time.sleep(0.001)
-        assert {one() for one in kept} == {None}
+        # A helper may still leave the work, or the handler of its error.
+        wait_until(lambda: not any(one() for one in kept))
 
     gc.collect()
     gc.disable()
