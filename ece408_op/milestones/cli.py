@@ -180,7 +180,8 @@ class _Script:
         with own_file(options, network) if own else nullcontext(options.impl) as options.impl:
             passed = self._run_network(network, context, as_one_node)
         versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
-        self.results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
+        self.results.update(time=asdict(process_usage.measure()), versions=versions)
+        self.results["profile"] = watched and watched.finish()
         if options.json is not None:
             write_text(options.json, json.dumps(self.results, indent=2) + "\n")
         return OK if passed else FAILED

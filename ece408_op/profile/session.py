@@ -58,8 +58,8 @@ class Session:
         self._operators = _mxnet_operators.Recorder()
         self._start = time.perf_counter()
 
-    def finish(self) -> _tables.Profile:
-        """End the recording, print the tables to stdout and write the files; returns the profile."""
+    def finish(self) -> dict[str, Any]:
+        """End the recording, print the tables to stdout and write the files; returns the tables as data."""
         activities = self._operators.stop()
         seconds = time.perf_counter() - self._start
         overhead = None
@@ -76,7 +76,7 @@ class Session:
             for name, content in ((DATA, profile), (TIMELINE, _trace.events(profile))):
                 write_text(self._out / name, json.dumps(content, default=vars, separators=(",", ":")) + "\n")
             write_text(self._out / TEXT, f"{printed}\n")
-        return profile
+        return _tables.summary(profile)
 
 
 def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
@@ -84,8 +84,3 @@ def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
     if not options.profile and options.profile_out is None:
         return None
     return Session(on_gpu, options.profile_out)
-
-
-def finish(session: Session | None) -> dict[str, Any] | None:
-    """End a session; return its tables as data, or None without a session."""
-    return None if session is None else _tables.summary(session.finish())
