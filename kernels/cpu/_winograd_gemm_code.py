@@ -34,9 +34,6 @@ PANEL, CHUNK = 3, 16
 #: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
 BLOCKS = {4: 4, 8: 4, 16: 8}
 
-#: Channels that are unrolled in the products.
-UNROLL = 4
-
 
 class GemmPlan:
     """The tiling of one layer, a batch of one, for vectors of ``lanes`` tiles.
@@ -211,17 +208,14 @@ def _transform_inputs(module: Module, plan: GemmPlan) -> Function:
 
 def _products(module: Module, plan: GemmPlan, vectors: int) -> Function:
     """Build (inputs, weights, products), which multiplies one form of a panel's tiles by a block of filters."""
-    lanes, filters, channels, stride = plan.lanes, plan.block, plan.layer.channels, plan.stride
+    lanes, filters, stride = plan.lanes, plan.block, plan.stride
     with Function(module, f"products_{vectors}", "inputs weights products") as f:
         inputs, weights, products = f.arguments
-        unroll = max(u for u in range(1, UNROLL + 1) if channels % u == 0)
-        with f.loop(channels // unroll, [f.vector(0.0)] * (filters * vectors)) as some:
-            for u in range(unroll):
-                here = inputs[some.index * (unroll * stride) + u * stride]
-                values = [here[v * lanes].load(lanes, aligned=True) for v in range(vectors)]
-                factors = weights[some.index * (unroll * filters) + u * filters]
-                some.values = add_products(some.values, values, factors, filters)
-        for number, value in enumerate(some.values):
+        with f.loop(plan.layer.channels, [f.vector(0.0)] * (filters * vectors)) as c:
+            here = inputs[c.index * stride]
+            values = [here[v * lanes].load(lanes, aligned=True) for v in range(vectors)]
+            c.values = add_products(c.values, values, weights[c.index * filters], filters)
+        for number, value in enumerate(c.values):
             m, v = divmod(number, vectors)
             products[m * stride + v * lanes].store(value, aligned=True)
     return f
