@@ -10,7 +10,6 @@ convolutions. Weights are random. Prints a Markdown table of milliseconds, media
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from functools import partial
@@ -21,11 +20,9 @@ import numpy as np
 from tqdm import tqdm
 
 import ece408_op  # noqa: F401  (before MXNet)
-from ece408_op.bench import _networks
+from ece408_op.bench import _networks, layers
 from ece408_op.core import timer
 from ece408_op.models import inference
-from ece408_op.network.engine import engine
-from ece408_op.runtime import cuda
 
 import mxnet as mx  # isort: skip
 
@@ -206,41 +203,6 @@ def loaded(symbol, shape, seed=0):
     return inference.Loaded(symbol, *named)
 
 
-def torch_network(torch, network, layout):
-    """Return the network as a function of PyTorch's arrays."""
-    nn, known = torch.nn.functional, _networks._operators(torch, False)
-    number = lambda function: lambda a, x: function(x, a["scalar"])  # noqa: E731
-    known |= {
-        "Convolution": lambda a, x, w, bias=None: nn.conv2d(
-            x, w, bias, a["stride"], a["pad"], a["dilate"], a["num_group"]
-        ),
-        "LeakyReLU": lambda a, x, *slopes: nn.prelu(x, *slopes) if slopes else nn.leaky_relu(x, a["slope"]),
-        "sigmoid": lambda a, x: x.sigmoid(),
-        "softmax": lambda a, x: x.softmax(-1),
-        "broadcast_mul": lambda a, x, y: x * y,
-        "elemwise_mul": lambda a, x, y: x * y,
-        "_plus_scalar": number(torch.add),
-        "_minus_scalar": number(torch.sub),
-        "_mul_scalar": number(torch.mul),
-        "_div_scalar": number(torch.div),
-    }
-    arrays = {**network.arg_params, **network.aux_params}
-    weights = {name: torch.from_numpy(array.asnumpy()).cuda() for name, array in arrays.items()}
-    weights = {name: w.contiguous(memory_format=layout) if w.ndim == 4 else w for name, w in weights.items()}
-    nodes = [(node, _networks._attributes(node)) for node in json.loads(network.symbol.tojson())["nodes"]]
-
-    def run(x):
-        values = []
-        for node, attributes in nodes:
-            if node["op"] == "null":
-                values.append(x if node["name"] == "data" else weights[node["name"]])
-            else:
-                values.append(known[node["op"]](attributes, *(values[source] for source, *_ in node["inputs"])))
-        return values[-1]
-
-    return run
-
-
 def milliseconds(call):
     """Return the median time of a call that returns when the GPU has finished."""
     return 1000 * statistics.median(timer.measure(call, timer.cpu_clock, repeats=REPEATS).seconds)
@@ -252,31 +214,20 @@ def main() -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(NETWORKS)} (default: all)")
     parser.add_argument("--images", type=int, default=128)
     options = parser.parse_args()
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
-    largest = 0.0
+    torch, largest = layers.pytorch(), 0.0
     print("| network | gpu_network | PyTorch | PyTorch, channels last | ratio | difference |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in tqdm(options.networks or list(NETWORKS), disable=None):
         side = SIDES.get(name, SIDE)
         pixels = np.random.RandomState(1).uniform(-1, 1, (options.images, 3, side, side)).astype(np.float32)
         network = loaded(NETWORKS[name](), pixels.shape)
-        on_gpu = inference.on_gpu(network, "auto")
-        (attributes,) = on_gpu.symbol.attr_dict().values()
-        _networks._executed(on_gpu, pixels)()  # gives the engine its parameters
-        own, here = engine(attributes["graph"], "auto", "float32", 0), cuda.cupy().asarray(pixels)
-
-        def ours(own=own, here=here):
-            (found, *_) = own.compute([here])
-            torch.cuda.synchronize()
-            return found
-
+        calls = _networks._gpu_network(network, pixels, "auto")
+        calls[_networks.FORWARD]()  # gives the engine its parameters
+        ours = calls[_networks.ON_GPU]
         got, times = ours().get(), [milliseconds(ours)]
         for layout in (torch.contiguous_format, torch.channels_last):
             x = torch.from_numpy(pixels).cuda().contiguous(memory_format=layout)
-            run = torch_network(torch, network, layout)
+            run = _networks.torch_module(network, "cuda", layout)
 
             def theirs(x=x, run=run):
                 with torch.inference_mode():
@@ -290,7 +241,7 @@ def main() -> int:
         largest = max(largest, difference)
         cells = " | ".join(f"{one:.2f}" for one in times)
         print(f"| {name} | {cells} | {min(times[1:]) / times[0]:.2f} | {difference:.1e} |", flush=True)
-        del own, here, ours, theirs, run, x
+        del calls, ours, theirs, run, x
         _networks.free_gpu()
         torch.cuda.empty_cache()
     return int(not largest <= 1e-4)

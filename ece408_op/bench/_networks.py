@@ -307,7 +307,8 @@ def _operators(torch: Any, training: bool) -> dict[str, Callable[..., Any]]:
     nn = torch.nn.functional
 
     def convolution(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
-        return nn.conv2d(x, w, bias, a.get("stride", 1), a.get("pad", 0), groups=a.get("num_group", 1))
+        window = a.get("stride", 1), a.get("pad", 0), a.get("dilate", 1)
+        return nn.conv2d(x, w, bias, *window, a.get("num_group", 1))
 
     def batch_norm(a: dict[str, Any], x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
         scale = None if a.get("fix_gamma", True) else gamma
@@ -330,7 +331,16 @@ def _operators(torch: Any, training: bool) -> dict[str, Callable[..., Any]]:
         "Activation": lambda a, x: getattr(torch, a["act_type"])(x),
         "FullyConnected": lambda a, x, *more: nn.linear(x.flatten(1), *more),
         "Flatten": lambda a, x: x.flatten(1),
+        "LeakyReLU": lambda a, x, *slopes: nn.prelu(x, *slopes) if slopes else nn.leaky_relu(x, a["slope"]),
+        "sigmoid": lambda a, x: x.sigmoid(),
+        "softmax": lambda a, x: x.softmax(-1),
         "elemwise_add": lambda a, x, y: x + y,
+        "elemwise_mul": lambda a, x, y: x * y,
+        "broadcast_mul": lambda a, x, y: x * y,
+        "_plus_scalar": lambda a, x: x + a["scalar"],
+        "_minus_scalar": lambda a, x: x - a["scalar"],
+        "_mul_scalar": lambda a, x: x * a["scalar"],
+        "_div_scalar": lambda a, x: x / a["scalar"],
         "Concat": lambda a, *arrays: torch.cat(arrays, a.get("dim", 1)),
         "Dropout": lambda a, x: nn.dropout(x, a.get("p", 0.5), training),
         "clip": lambda a, x: x.clamp(a["a_min"], a["a_max"]),
