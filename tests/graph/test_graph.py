@@ -110,12 +110,8 @@ def test_saving_writes_what_the_original_wrote(tmp_path):
     want = files.original("attr")
     assert saved["nodes"] == want["nodes"]
     assert (saved["arg_nodes"], saved["heads"]) == (want["arg_nodes"], want["heads"])
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "again-0007.params",
-        "again-symbol.json",
-        "net-0001.params",
-        "net-symbol.json",
-    ]
+    names = ["again-0007.params", "again-symbol.json", "net-0001.params", "net-symbol.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
     arrays = mx.nd.load(str(tmp_path / "again-0007.params"))
     assert list(arrays) == [f"arg:{name}" for name in files.weights()]
     for name, array in files.weights().items():

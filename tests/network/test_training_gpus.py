@@ -1,5 +1,7 @@
 """Training on several GPUs, against one and against MXNet's own data parallel training on several CPUs."""
 
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 from network_case import S, data, mx, ndarrays, on_numpy, require_gpus
@@ -108,23 +110,14 @@ def test_sums_are_queued_with_the_locks_of_all_gpus(monkeypatch):
     """They are taken in the order of the GPUs' numbers, so that networks with other orders cannot deadlock."""
     symbol, held, sums = plain(), [], []
 
-    class Lock:
-        def __init__(self, number):
-            self.number = number
-
-        def __enter__(self):
-            held.append(self.number)
-
-        def __exit__(self, *error):
-            held.remove(self.number)
-
     class Noted(Communicator):
         def reduce(self, *given):
             sums.append([*held])
             super().reduce(*given)
 
     for number in range(2):
-        host_context.gpu(number).lock = Lock(number)
+        lock = MagicMock(__enter__=lambda _, n=number: held.append(n), __exit__=lambda *_, n=number: held.remove(n))
+        host_context.gpu(number).lock = lock
     monkeypatch.setattr(nccl, "communicator", lambda numbers: Noted())
     args, aux = images(symbol)
     step(bound(on_gpus(symbol, args, aux, [1, 0]), args, aux))

@@ -3,6 +3,7 @@
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -30,17 +31,8 @@ def run(call):
 def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
     current, freed = [], []
 
-    class Device:
-        id = 0
-
-        def __enter__(self):
-            current.append(self)
-
-        def __exit__(self, *error):
-            current.remove(self)
-
     gpu = host_context.gpu(0)
-    gpu.device = Device()
+    gpu.device = MagicMock(id=0, __enter__=current.append, __exit__=lambda device, *_: current.remove(device))
     pool = SimpleNamespace(free_all_blocks=lambda: freed.append(current == [gpu.device]))
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
     executor = trained_once()
