@@ -118,7 +118,7 @@ def test_a_loop_of_python_is_right_and_one_of_mxnets_is_refused(expected):
 
 @mx.operator.register("test_runs")
 class RunsProp(mx.operator.CustomOpProp):
-    """Nothing but ``work``, on one of MXNet's own threads."""
+    """A copy, made after ``work``, on one of MXNet's own threads."""
 
     work = print
 
@@ -126,6 +126,7 @@ class RunsProp(mx.operator.CustomOpProp):
         class Runs(mx.operator.CustomOp):
             def forward(self, is_train, req, in_data, out_data, aux):
                 RunsProp.work()
+                self.assign(out_data[0], req[0], in_data[0])
 
         return Runs()
 
@@ -171,47 +172,39 @@ def test_shapes_of_one_symbol_inferred_in_many_threads():
         sys.setswitchinterval(interval)
 
 
-@mx.operator.register("test_waiting")
-class WaitingProp(mx.operator.CustomOpProp):
-    """A copy, made as soon as ``given`` is set."""
-
-    given = threading.Event()
-
-    def create_operator(self, *_):
-        class Waiting(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                WaitingProp.given.wait(300)
-                self.assign(out_data[0], req[0], in_data[0])
-
-        return Waiting()
+@pytest.fixture
+def given():
+    """An event for which the operator "test_runs" waits."""
+    event = threading.Event()
+    RunsProp.work = lambda: event.wait(300)
+    return event
 
 
 @pytest.mark.parametrize("late", ["data", "weight"])
-def test_a_call_does_not_wait_for_what_it_is_given(late):
+def test_a_call_does_not_wait_for_what_it_is_given(late, given):
     expected = mx.nd.Convolution(mx.nd.array(X), mx.nd.array(W), kernel=(3, 3), num_filter=32, no_bias=True).asnumpy()
-    given = {"data": mx.nd.array(X), "weight": mx.nd.array(W)}
-    WaitingProp.given.clear()
-    given[late] = mx.nd.Custom(given[late], op_type="test_waiting")
-    timer = threading.Timer(200, WaitingProp.given.set)
+    arrays = {"data": mx.nd.array(X), "weight": mx.nd.array(W)}
+    arrays[late] = mx.nd.Custom(arrays[late], op_type="test_runs")
+    timer = threading.Timer(200, given.set)
     timer.start()
-    y = ece408_op.New(**given, kernel=(3, 3), num_filter=32)
+    y = ece408_op.New(**arrays, kernel=(3, 3), num_filter=32)
     timer.cancel()
-    assert not WaitingProp.given.is_set()
-    WaitingProp.given.set()
+    assert not given.is_set()
+    given.set()
     assert wrong([y], expected) == 0
 
 
-def test_a_pass_without_training_leaves_a_queued_pass_alone():
+def test_a_pass_without_training_leaves_a_queued_pass_alone(given):
     """Max-pooling stores what its gradient needs only if is_train is set when it runs, after the call."""
     x, w = (mx.sym.Variable(name) for name in "xw")
-    y = ece408_op.New(mx.sym.Custom(x, op_type="test_waiting"), w, kernel=(3, 3), num_filter=32)
+    y = ece408_op.New(mx.sym.Custom(x, op_type="test_runs"), w, kernel=(3, 3), num_filter=32)
     symbol = mx.sym.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="max")
     found = []
     for modes in ([True], [True, False]):
         gradient = mx.nd.zeros(W.shape)
         executor = symbol.bind(mx.cpu(), {"x": mx.nd.array(X[:2]), "w": mx.nd.array(W)}, {"w": gradient})
-        WaitingProp.given.clear()
-        threading.Timer(0.1, WaitingProp.given.set).start()
+        given.clear()
+        threading.Timer(0.1, given.set).start()
         for is_train in modes:
             executor.forward(is_train=is_train)
             if is_train:
