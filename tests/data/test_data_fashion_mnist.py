@@ -121,17 +121,6 @@ def test_folder_without_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_test(count=COUNT)
 
 
-def test_wrong_file_is_refused_and_named(published: Path) -> None:
-    """A sound IDX file of the right shape that was not published: results on it would mislead."""
-    other = IMAGES.copy()
-    other[-1, -1, -1] ^= 1
-    path = published / "t10k-images-idx3-ubyte.gz"
-    write(path, other)
-    expected = f"{path}: not the published t10k-images-idx3-ubyte: expected content of SHA-256"
-    with pytest.raises(DataError, match=re.escape(expected)):
-        load_test(folder=published, count=COUNT)
-
-
 def refused(path: Path, content: bytes) -> bool:
     """Whether the labels' file is refused by name with that content; otherwise the published labels are returned."""
     path.write_bytes(content)
