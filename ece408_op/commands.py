@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import math
 import os
+import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -71,7 +74,10 @@ def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def interrupt_on_sigterm() -> None:
-    """Make SIGTERM end a command like Ctrl-C: the main thread raises KeyboardInterrupt with the signal's number."""
+    """Make SIGTERM and SIGHUP, the end of the terminal, end a command like Ctrl-C.
+
+    The main thread raises KeyboardInterrupt with the signal's number.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the clean-up
@@ -79,6 +85,8 @@ def interrupt_on_sigterm() -> None:
 
     with suppress(ValueError):  # only the main thread can set a handler; in others, the caller has to react
         signal.signal(signal.SIGTERM, interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            signal.signal(signal.SIGHUP, interrupt)
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -113,14 +121,34 @@ def guard(program: str, work: Callable[[], int]) -> int:
 
 
 class _Stream(io.FileIO):
-    """The file of stdout or stderr. A reader that has ended, as head, is no error: the rest goes to /dev/null."""
+    """The file of stdout or stderr. A reader that has ended, as head, or a closed terminal is no error.
+
+    The rest goes to /dev/null.
+    """
+
+    #: Whether a reader has ended.
+    unread = False
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and (error.errno != errno.EIO or not _is_device(self)):
+                raise
+            _Stream.unread = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return super().write(data)
+
+
+def _is_device(file: io.FileIO) -> bool:
+    return stat.S_ISCHR(os.fstat(file.fileno()).st_mode)
+
+
+def is_read() -> bool:
+    """Return whether stdout has a reader: a pipe's may have ended."""
+    polled = select.poll()
+    polled.register(1, 0)
+    return not (_Stream.unread or polled.poll(0))
 
 
 def _tolerate_closed_streams() -> None:

@@ -106,10 +106,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Leave no handler of SIGTERM behind, which the commands that tests call set for their process."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Leave no handler behind that the commands that tests call set for their process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     result = yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return result
 
 

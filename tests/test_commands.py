@@ -1,5 +1,6 @@
 """Every command says what it does and shows an example of itself, and refuses at once what it could not write."""
 
+import os
 import re
 import runpy
 import signal
@@ -309,6 +310,32 @@ def test_a_closed_stream_is_no_error(closed):
     shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, *(("", "e") if closed == "1>&-" else ("a\nb\no", "")))
+
+
+def test_a_terminal_that_is_closed_ends_a_command_that_cleans_up(tmp_path):
+    code = """
+import fcntl, os, sys, tempfile, termios, time
+from ece408_op import commands
+fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0)
+for number in (0, 1, 2):
+    os.dup2(int(sys.argv[1]), number)
+def work():
+    commands.interrupt_on_sigterm()
+    with tempfile.TemporaryDirectory(dir=sys.argv[2]):
+        print("begun")
+        time.sleep(60)
+sys.exit(commands.guard("command", work))
+"""
+    mine, its = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(its), str(tmp_path)], pass_fds=[its], start_new_session=True, cwd=ROOT
+    )
+    os.close(its)
+    assert os.read(mine, 5) == b"begun"
+    assert len(list(tmp_path.iterdir())) == 1
+    os.close(mine)
+    assert process.wait(20) == 130
+    assert not any(tmp_path.iterdir())
 
 
 def test_lines_beyond_an_encoding_are_escaped():

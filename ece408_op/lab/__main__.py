@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op.commands import CANNOT, FAILED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, interrupt_on_sigterm, is_read, whole_number
 from ece408_op.data.atomic import output_file, output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
@@ -47,15 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["new"]:
         return _new(arguments[1:])
     options = _options(arguments)
+    interrupt_on_sigterm()  # running programs are ended, temporary folders removed
     request = Request(options.file, tuple(options.layer), options.images or 0, options.emulate)
     if not options.watch:
         return _once(request, options)
     while True:
         print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", flush=True)
         before = _changed(options.file)
-        _once(request, options)
+        code = _once(request, options)
         print(f"waiting for {options.file} to change; Ctrl-C ends", file=sys.stderr, flush=True)
         while _changed(options.file) == before:
+            if not is_read():
+                return code
             time.sleep(_LOOK)
 
 

@@ -346,6 +346,18 @@ def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypat
     assert not any(page.iterdir())
 
 
+def test_watch_ends_with_the_reader_of_its_output(tmp_path):
+    (tmp_path / "new-forward.h").write_text("")
+    command = [sys.executable, "-m", "ece408_op", "lab", str(tmp_path / "new-forward.h"), "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.close()
+        try:
+            assert run.wait(timeout=30) == 1
+        finally:
+            run.kill()
+
+
 @needs_gxx
 def test_watch_checks_again_at_each_save(tmp_path):
     path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))
