@@ -15,10 +15,8 @@ from typing import BinaryIO
 _OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def output_file_problem(path: Path | None) -> str | None:
+def output_file_problem(path: Path) -> str | None:
     """Return why ``replacing(path)`` would fail, as a message for the user; None if it would succeed."""
-    if path is None:
-        return None
     # os.path returns False for a folder that this user may not read; Path.is_dir raises PermissionError.
     if os.path.isdir(path):
         return f"expected a file, got the folder {path}"
@@ -32,10 +30,8 @@ def output_file_problem(path: Path | None) -> str | None:
     return None if _is_writable(folder) else f"expected a file in a folder that can be written, got {path}"
 
 
-def output_folder_problem(path: Path | None) -> str | None:
+def output_folder_problem(path: Path) -> str | None:
     """Return why files cannot be written into the folder ``path``, which need not exist yet; None if they can."""
-    if path is None:
-        return None
     whole = path.absolute()
     existing = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
     if not os.path.isdir(existing):

@@ -26,7 +26,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        *((path, None) for path in (None, "new.json", "file", "folder/new.json", "x" * 255)),
+        *((path, None) for path in ("new.json", "file", "folder/new.json", "x" * 255)),
         ("x" * 256, f"expected a file with a shorter name, got {'x' * 256}"),
         ("", "expected a file, got the folder ."),
         ("folder", "expected a file, got the folder folder"),
@@ -37,20 +37,20 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("/proc/self/new.json", "expected a file in a folder that can be written, got /proc/self/new.json"),
     ],
 )
-def test_output_files(path: str | None, problem: str | None) -> None:
-    assert output_file_problem(None if path is None else Path(path)) == problem
+def test_output_files(path: str, problem: str | None) -> None:
+    assert output_file_problem(Path(path)) == problem
 
 
 @pytest.mark.parametrize(
     ("path", "blocking"),
     [
-        *((path, None) for path in (None, "", "folder", "new", "new/and/newer", "folder/../new")),
+        *((path, None) for path in ("", "folder", "new", "new/and/newer", "folder/../new")),
         *(("file", "file"), ("file/x/y", "file"), ("dangling", "dangling")),
     ],
 )
-def test_output_folders(path: str | None, blocking: str | None) -> None:
+def test_output_folders(path: str, blocking: str | None) -> None:
     expected = blocking and f"expected a folder, got {path}, where {Path.cwd() / blocking} is no folder"
-    assert output_folder_problem(None if path is None else Path(path)) == expected
+    assert output_folder_problem(Path(path)) == expected
 
 
 def test_folders_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
