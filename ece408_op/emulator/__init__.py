@@ -5,7 +5,6 @@ emulator's: it checks bounds and races, and joins the accesses of a warp's lanes
 and barriers are a GPU's; times are not.
 
 compile, run_layers   a course submission; the Report has y, findings, counters per line, launches and hints
-plans            kernels of the package, by their plans
 can_emulate      whether there is a g++ that can compile for the emulator
 """
 

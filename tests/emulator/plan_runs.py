@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from plans import Case, Plans
 
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator import Report
-from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Plan
 

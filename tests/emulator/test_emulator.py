@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from plan_runs import races as races_of
+from plans import Case, Plans, translate
 
 from ece408_op.emulator import Report, UnsupportedCodeError
-from ece408_op.emulator.plans import Case, Plans, translate
 from ece408_op.runtime.launch import Launch, Plan
 
 INSTRUCTIONS = Path(__file__).parents[2] / "kernels/cuda/split_precision/instructions.cuh"

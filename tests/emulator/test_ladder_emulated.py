@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from cuda_layers import H200, chip_of
 from plan_runs import assert_right
+from plans import Case, Plans
 
 from ece408_op.core import dispatch
-from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Run the package's own kernels on the CPU by their plans, several per program: compiling takes longer than running.
 
-The functions of the kernels' headers that are made of instructions have counterparts in ``cuda/plans.h``.
+Functions of the kernels' headers that are made of instructions have counterparts in the emulator's ``cuda/plans.h``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ece408_op.emulator import Report, _build, _report, _rewrite, _run
 from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
-
-from . import _build, _report, _rewrite, _run
-from ._report import Report
 
 _SECONDS = 300.0  # of a plan
 #: Sources made of instructions, and the namespace with their functions.
@@ -87,7 +85,7 @@ class Plans:
 
 
 def translate(text: str, unroll: bool = False) -> str:
-    """Return a kernel's text as C++ for ``cuda/plans.h``; raises UnsupportedCodeError for an unknown instruction."""
+    """Return a kernel's text as C++ for ``plans.h``; raises UnsupportedCodeError for an unknown instruction."""
     for name, namespace in _COUNTERPARTS.items():
         line = f'#line 1 "{name}"\n'
         text = re.sub(
