@@ -303,6 +303,17 @@ def test_a_layers_functions_are_kept_as_long_as_compiled_once_keeps_them():
 
 
 @pytest.mark.filterwarnings("error")
+def test_a_weight_gradient_of_small_outputs_multiplies_several_images_at_once(monkeypatch):
+    multiply, products = np.matmul, []
+    monkeypatch.setattr(np, "matmul", lambda *given: products.append(given[0].shape) or multiply(*given))
+    problem = ConvProblem(35, 4, 9, 8, 6, 8, 7, groups=2).weight_gradient
+    a, b = arrays(problem)
+    out = run(im2col.KERNEL, problem, a, b, threads=1)
+    monkeypatch.undo()
+    assert_right(im2col.KERNEL, problem, a, b, out)
+    assert products == [(2, 3, 64), (2, 3, 64), (2, 3, 12)]
+
+
 def test_a_weight_gradient_that_overflows_as_images_are_added_is_no_warning():
     problem = ConvProblem(2, 1, 2, 2, 1, 2).weight_gradient
     x, y, out = (np.full(shape, value, np.float32) for shape, value in zip(problem.shapes, (2e38, 1, 0)))
