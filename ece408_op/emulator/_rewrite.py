@@ -29,11 +29,12 @@ _DYNAMIC = re.compile(
     rf"\b(?:extern\s+{_ALIGNED}(volatile\s+)?__shared__|__shared__\s+extern)\s+{_ALIGNED}"
     r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]((?:\s*\[[^][;]*\])*)\s*;"
 )
-#: A declaration of vectors, and zero for the first element of an initializer: g++'s vectors are no aggregates.
+#: A declaration of vectors, which are no aggregates here, and an initializer of their members by name or of the first.
 _VECTORS = re.compile(
-    r"\b(?:u?(?:char|short|int|long|longlong)|float|double)[24]\s+[A-Za-z_](?:[^;(){}]|\{[^;(){}]*\})*;"
+    r"\b(?:u?(?:char|short|int|long|longlong)|float|double)[24]\s+[A-Za-z_](?:[^;(){}]|\{(?:[^;(){}]|\{[^;(){}]*\})*\})*;"
 )
-_ZERO = re.compile(r"(?<=\{)\s*0(?:\.0*)?f?\s*(?=\})")
+_MEMBERS = re.compile(r"\{\s*(\.[xyzw]\s*=[^{}]*|[-+]?[\d.]+f?)\s*,?\s*\}")
+_MEMBER = re.compile(r"\.([xyzw])\s*=([^,]*)")
 _BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 #: From the end of a kernel's bounds to its parameters, and from these to its body.
 _BOUNDED_NAME, _BODY = re.compile(r"\s*(?:void\s+)?\w+\s*\("), re.compile(r"\s*\{")
@@ -69,7 +70,7 @@ def rewrite(text: str, unroll: bool = True) -> str:
         UnsupportedCodeError: the source has assembly that the emulator lacks, or a launch in an unknown form.
     """
     text = _replace_all(text, _DYNAMIC, _dynamic_shared)
-    text = _replace_all(text, _VECTORS, lambda text, _, found: (found.end(), _ZERO.sub("", found[0])))
+    text = _replace_all(text, _VECTORS, lambda text, _, found: (found.end(), _MEMBERS.sub(_in_order, found[0])))
     text = _replace_all(text, _BOUNDS, _launch_bounds)
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
@@ -109,6 +110,15 @@ def _replace_all(
         new += "\n" * (text.count("\n", found.start(), end) - new.count("\n"))
         text, start = text[: found.start()] + new + text[end:], found.start() + len(new)
     return text
+
+
+def _in_order(found: re.Match[str]) -> str:
+    """Return the members' values up to the last one that is given, at least two: a vector's constructor takes these."""
+    if not found[1].strip("+-0.f "):
+        return "{}"  # of an array of vectors too
+    values = dict(_MEMBER.findall(found[1])) or {"x": found[1]}
+    given = "xyzw"[: max(2, "xyzw".index([*values][-1]) + 1)]
+    return "{" + ", ".join(values.get(name, "0") for name in given) + "}"
 
 
 def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:

@@ -132,7 +132,7 @@ def source_lines(executable: Path, source: str, codes: Sequence[int]) -> dict[in
         if line.startswith("0x"):
             here = frames.setdefault(int(line, 16) + 1, [])
             continue
-        file, _, number = line.partition(" (")[0].rpartition(":")
+        file, _, number = line.partition(" (discriminator")[0].rpartition(":")
         # The C++ library's own lines say nothing to the reader.
         here.append((Path(file).name, int(number) if number.isdigit() and not file.startswith("/usr/") else 0))
     own = {path.name for folder in header_folders() for path in folder.rglob("*.h")}

@@ -145,15 +145,20 @@ GROUPS = """
     lanes += groups[0].size() - block.group_dim().x * block.group_dim().y;
     const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
 """
-#: Vectors as constants, partly initialised and in arrays of zeros; dynamic shared memory, aligned in other ways.
+#: Vectors as constants, by name, partly initialised and in arrays of zeros; shared memory, aligned in other ways.
 DECLARED = """
     const auto at = [](__shared__ float *s, int n) -> float & { return s[n]; };
     constexpr int2 tap = {0, 1};
     float2 pair = {0.f}; float4 some = {1, 2}, sums[2][2] = {0};
+    float2 first = {1.f}; float4 named[2] = {{.y = 1, .w = some.x}, {.x = 0}};
+    struct Sum { float value; __device__ Sum() : value(0) {} };  // no GPU runs the constructor of a shared variable
+    __shared__ Sum kept[1024];
+    kept[threadIdx.x + blockDim.x * threadIdx.y].value = named[0].x + named[0].y * named[0].w * first.x + first.y - 1;
     __shared__ extern float one[];
     extern __align__(sizeof(float4)) __shared__ float two[];
     extern __shared__ __attribute__((aligned(16))) float three[];
-    const float unit = tap.y + pair.x + some.w + sums[1][1].w;
+    const float unit = tap.y + pair.x + some.w + sums[1][1].w
+        + kept[threadIdx.x + blockDim.x * threadIdx.y].value;
 """
 #: Changes of a submission that is right and stays so.
 CHANGES = {

@@ -302,8 +302,8 @@ void begin_launch() {
 void clear_shared(size_t bytes) {
     dynamic_bytes = bytes;
     for (const Variable &each : variables)
-        if (each.begin - static_shared < static_bytes && !each.guard)
-            std::memset(reinterpret_cast<void *>(each.begin), 0xff, each.end - each.begin);
+        if (each.begin - static_shared < static_bytes)  // a guard's 1 skips the constructor, which no GPU runs either
+            std::memset(reinterpret_cast<void *>(each.begin), each.guard ? 1 : 0xff, each.end - each.begin);
     std::memset(dynamic_shared, 0xff, bytes);
     written.assign(shared_size(), 0);
 }
