@@ -93,6 +93,7 @@ def check(request: Request) -> Checked:
                     f"{request.path}: a CudaKernel in Python is not emulated: expected a .cu or .cuh file, or a GPU "
                     "and no --emulate"
                 )
+            sources.check_text(request.path.name, request.path.read_bytes())
             program = emulator.compile(request.path)
             run = partial(_emulate, program)
         else:
@@ -105,7 +106,8 @@ def check(request: Request) -> Checked:
         result.update(status=error.status, reason=f"{error.reason} (see line {line})" if line else error.reason)
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
-        result.update(status=status, reason=str(error))
+        hint = "write the file without it, or check it on a machine with a GPU" if status == "unsupported" else ""
+        result.update(status=status, reason=str(error), hint=hint)
     if result["status"] in (WRONG, "crashed", "out_of_bounds"):
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)

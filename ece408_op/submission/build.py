@@ -5,7 +5,6 @@ A submission is compiled in the sandbox. The harness's programs are compiled onc
 
 from __future__ import annotations
 
-import codecs
 import os
 import platform
 import re
@@ -101,10 +100,7 @@ def build(
     inner, unit = folder / "src", folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     inner.mkdir()
     code = sources.copy(source, inner, alone)
-    if (inner / source.name).read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
-    if not code.strip():
-        raise EndedError("compile_error", f"{source.name} is empty")
+    sources.check_text(source.name, (inner / source.name).read_bytes())
     name = re.sub(r'["\r\n\\?]', "_", source.name)  # no #include takes these: "??!" is a trigraph
     (inner / source.name).rename(inner / name)
     unit.write_bytes(os.fsencode(f'#include "src/{name}"\n#include <ece408_grade/after.h>\n'))

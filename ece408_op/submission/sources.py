@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections import Counter
@@ -53,6 +54,14 @@ def device_of(path: Path) -> str:
         makes_no_other = b"CudaKernel" in text and b"CpuKernel(" not in text
         return "gpu" if b"CudaKernel(" in text or makes_no_other else "cpu"
     return "gpu" if path.suffix.lower() in SUFFIXES_OF["gpu"] else "cpu"
+
+
+def check_text(name: str, content: bytes) -> None:
+    """Raise EndedError for a source that no compiler reads."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise EndedError("compile_error", f"{name} is UTF-16 text, which no compiler reads; save it as UTF-8")
+    if not content.removeprefix(codecs.BOM_UTF8).strip():
+        raise EndedError("compile_error", f"{name} is empty")
 
 
 def copy(source: Path, to: Path, alone: bool = False) -> str:

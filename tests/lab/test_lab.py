@@ -124,10 +124,10 @@ def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong():
 
 @needs_emulator
 def test_a_cuda_file_is_emulated(tmp_path, capsys):
-    path = changed(tmp_path, "right.cu")
+    path = changed(tmp_path, "right (1).cu")  # as a browser names a second download
     assert lab.main([str(path), *SMALL, "--emulate", "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("right.cu, emulated on the CPU, 1 image: right\n")
+    assert printed.startswith("right (1).cu, emulated on the CPU, 1 image: right\n")
     assert "bytes of global memory per output" in printed
     assert "line 24: the 32 lanes of a warp read" in printed
     (layer,) = json.loads((tmp_path / "out.json").read_text())["layers"]
@@ -224,6 +224,11 @@ EMULATED = {
     ),
     "beyond": Told("line 2[05][^:]*: out of bounds: ", (("h > H - K ||", ""),)),
     "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
+    "lacking": Told(
+        "unsupported line 5: the emulator does not have thrust/sort.h write the file without it, or check it on",
+        (("mxnet/base.h", "thrust/sort.h"),),
+    ),
+    "other name": Told(r"compile error it has no forward\(y, x, w\) for gpu", (("void forward", "void convolution"),)),
     "syntax": Told("compile error line 17: ", (("TILE + threadIdx.x", "TILE + threadIdx.q"),)),
 }
 
@@ -287,6 +292,16 @@ def test_a_mistake_is_told(mistake, where, tmp_path, capsys, request):
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(words, printed), printed
     assert where == "GPU" or found == code  # a GPU may compute the right output all the same
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"\xef\xbb\xbf\n", "a.cu is empty"), ("x".encode("utf-16"), "a.cu is UTF-16 text")]
+)
+def test_a_file_that_no_compiler_reads_is_told_so(content, words, tmp_path, capsys):
+    (tmp_path / "a.cu").write_bytes(content)
+    assert lab.main([str(tmp_path / "a.cu"), "--emulate"]) == 1
+    assert f"compile error\n  {words}" in capsys.readouterr().out
 
 
 @needs_emulator
