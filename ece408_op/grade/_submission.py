@@ -69,8 +69,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         passed_over += over
     if not found:
         raise SpecError("; ".join(f"{path}: {why}" for path, why in passed_over[:5]))
-    # Files as class/*.cu gives them.
-    files = [name for name, one in found.items() if one.path == one.source]
+    # Files as class/*.cu gives them. Kernels in Python name sources next to them.
+    files = [name for name, one in found.items() if one.path == one.source and one.path.suffix.lower() != ".py"]
     kinds = Counter(map(_kind, files))
     found.update({name: replace(found[name], alone=True) for name in files if kinds[_kind(name)] > 1})
     return list(found.values()), passed_over
