@@ -29,12 +29,14 @@ _DYNAMIC = re.compile(
     rf"\b(?:extern\s+{_ALIGNED}(volatile\s+)?__shared__|__shared__\s+extern)\s+{_ALIGNED}"
     r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]((?:\s*\[[^][;]*\])*)\s*;"
 )
-#: A declaration of vectors, which are no aggregates here, and an initializer of their members by name or of the first.
+#: A declaration of vectors, which are no aggregates here; initializers of zero for the first element, which also stand
+#: for an array's, and of members by name; a member and its value.
 _VECTORS = re.compile(
-    r"\b(?:u?(?:char|short|int|long|longlong)|float|double)[24]\s+[A-Za-z_](?:[^;(){}]|\{(?:[^;(){}]|\{[^;(){}]*\})*\})*;"
+    r"\b(?:u?(?:char|short|int|long|longlong)|float|double)[24]\s+[A-Za-z_]"
+    rf"(?:[^;(){{}}]|\{{(?:[^;(){{}}]|{_PARENTHESES}|\{{(?:[^;(){{}}]|{_PARENTHESES})*\}})*\}})*;"
 )
-_MEMBERS = re.compile(r"\{\s*(\.[xyzw]\s*=[^{}]*|[-+]?[\d.]+f?)\s*,?\s*\}")
-_MEMBER = re.compile(r"\.([xyzw])\s*=([^,]*)")
+_INITIALIZER = re.compile(rf"\{{\s*(?:0(?:\.0*)?f?|(\.[xyzw]\s*=(?:[^(){{}}]|{_PARENTHESES})*))\s*\}}")
+_MEMBER = re.compile(rf"\.([xyzw])\s*=((?:[^,()\[\]]|{_PARENTHESES}|\[[^][]*\])*)")
 _BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 #: From the end of a kernel's bounds to its parameters, and from these to its body.
 _BOUNDED_NAME, _BODY = re.compile(r"\s*(?:void\s+)?\w+\s*\("), re.compile(r"\s*\{")
@@ -70,7 +72,7 @@ def rewrite(text: str, unroll: bool = True) -> str:
         UnsupportedCodeError: the source has assembly that the emulator lacks, or a launch in an unknown form.
     """
     text = _replace_all(text, _DYNAMIC, _dynamic_shared)
-    text = _replace_all(text, _VECTORS, lambda text, _, found: (found.end(), _MEMBERS.sub(_in_order, found[0])))
+    text = _replace_all(text, _VECTORS, _vectors)
     text = _replace_all(text, _BOUNDS, _launch_bounds)
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
@@ -112,13 +114,16 @@ def _replace_all(
     return text
 
 
-def _in_order(found: re.Match[str]) -> str:
-    """Return the members' values up to the last one that is given, at least two: a vector's constructor takes these."""
-    if not found[1].strip("+-0.f "):
-        return "{}"  # of an array of vectors too
-    values = dict(_MEMBER.findall(found[1])) or {"x": found[1]}
-    given = "xyzw"[: max(2, "xyzw".index([*values][-1]) + 1)]
-    return "{" + ", ".join(values.get(name, "0") for name in given) + "}"
+def _vectors(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
+    """Give a vector's constructor the values of its members in order, at least two; write zero as ``{}``."""
+    parts, start = [], found.start()
+    for one in _INITIALIZER.finditer(masked, *found.span()):
+        members = _MEMBER.finditer(masked, *one.span(1)) if one[1] else ()
+        values = {member[1]: text[member.start(2) : member.end(2)] for member in members}
+        given = "xyzw"[: max(2, "xyzw".index([*values][-1]) + 1)] if values else ""
+        parts += [text[start : one.start()], "{", ", ".join(values.get(name, "0") for name in given), "}"]
+        start = one.end()
+    return found.end(), "".join([*parts, text[start : found.end()]])
 
 
 def _dynamic_shared(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:

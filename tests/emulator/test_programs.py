@@ -25,7 +25,8 @@ def run(path: Path, programs: Path) -> emulator.Report:
 
 
 def report(source: str, programs: Path) -> emulator.Report:
-    path = programs / "new-forward.cuh"
+    path = programs / str(os.getpid()) / "new-forward.cuh"  # other processes compile at the same time
+    path.parent.mkdir(exist_ok=True)
     path.write_text(source)
     return run(path, programs)
 
@@ -147,18 +148,20 @@ GROUPS = """
 """
 #: Vectors as constants, by name, partly initialised and in arrays of zeros; shared memory, aligned in other ways.
 DECLARED = """
+    struct Step { int first; int step = 4; };
     const auto at = [](__shared__ float *s, int n) -> float & { return s[n]; };
     constexpr int2 tap = {0, 1};
     float2 pair = {0.f}; float4 some = {1, 2}, sums[2][2] = {0};
-    float2 first = {1.f}; float4 named[2] = {{.y = 1, .w = some.x}, {.x = 0}};
+    float4 named[2] = {{.y = fmaxf(0, 1), .w = some.x}, {.x = 0}}; float4 each = {{1.f}, {2.f}, float{3}, Step{0}.step};
+    const char2 letters = {.x = 'a', .y = 'b'};
     struct Sum { float value; __device__ Sum() : value(0) {} };  // no GPU runs the constructor of a shared variable
     __shared__ Sum kept[1024];
-    kept[threadIdx.x + blockDim.x * threadIdx.y].value = named[0].x + named[0].y * named[0].w * first.x + first.y - 1;
+    kept[threadIdx.x + blockDim.x * threadIdx.y].value = named[0].x + named[0].y * named[0].w - 1;
     __shared__ extern float one[];
     extern __align__(sizeof(float4)) __shared__ float two[];
     extern __shared__ __attribute__((aligned(16))) float three[];
     const float unit = tap.y + pair.x + some.w + sums[1][1].w
-        + kept[threadIdx.x + blockDim.x * threadIdx.y].value;
+        + kept[threadIdx.x + blockDim.x * threadIdx.y].value + each.x + each.w - 5 + letters.y - letters.x - 1;
 """
 #: Changes of a submission that is right and stays so.
 CHANGES = {
