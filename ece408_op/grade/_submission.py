@@ -17,7 +17,6 @@ _NAMES = ("new-forward.h", "new-forward.cuh")
 _COURSES = (OPERATOR, "new.cc", "new.cu")  # the course's own files next to a student's: they are no submissions
 _INNER = "ece408_src"  # the folder of the course's file
 _LEVELS = 20  # levels of folders in a class
-_MOST = 500  # submissions in a folder below the path that was given: it may be one student's
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 #: Sources too, by their own path alone: next to a submission they are its parts.
 _SOURCES = (".c", ".cxx", ".hh", ".hxx", ".inl")
@@ -105,10 +104,6 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
             over.append((child, "a link to a folder that is no submission"))
         elif isdir(child):
             more, others = _within(child, context, gpu_here, levels - 1) if levels else ([], [])
-            if len(more) > _MOST:
-                why = f"{len(more)} submissions in it, more than {_MOST}; if it is a class, give its own path"
-                over.append((child, why))
-                continue
             found += more
             packed = (f"{path.name}: {why}" for path, why in others if why.endswith(_PACKED))
             over += others if more else [(child, next(packed, "no submission found in it"))]

@@ -79,14 +79,6 @@ def test_folders_that_link_to_each_other_are_soon_listed(tmp_path):
     assert ([one.path.name for one in found], [path.name for path, _ in passed_over]) == (["ann"], ["bob"])
 
 
-def test_one_student_with_many_files_holds_up_no_class(tmp_path):
-    touch(tmp_path, "class/ann/new-forward.h", *(f"class/bob/{n}.h" for n in range(501)))
-    found, ((folder, why),) = _submission.find([tmp_path / "class"], "cpu", lambda: False)
-    assert [one.path.name for one in found] == ["ann"]
-    assert (folder.name, why) == ("bob", "501 submissions in it, more than 500; if it is a class, give its own path")
-    assert len(_submission.find([tmp_path / "class" / "bob"], "cpu", lambda: False)[0]) == 501
-
-
 def test_a_name_with_a_line_break_stays_in_one_line():
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
     assert _grading.shown(Path("zero\u200bwidth")) == "zero\\u200bwidth"
