@@ -228,8 +228,6 @@ def start(
         numbers[resource.RLIMIT_AS] = limits.memory_bytes - limits.disk_bytes + reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
-        if written:
-            os.chown(written, uid, -1)
     if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
         numbers[resource.RLIMIT_NPROC] = limits.processes
     tmpfs = [f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777", "/dev/shm" if gpu else "/tmp"]

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 from process import has_ended
 from sandbox import needs_sandbox
-from submissions import HERE as SUBMISSIONS
 from submissions import touch
 
 from ece408_op.core.source_lines import line_of
@@ -289,13 +288,6 @@ def test_what_the_compiler_lacks_is_no_fault_of_a_file(lacks, text, error, said,
         monkeypatch.setattr(build.sandbox, "beginning", lambda *_: "collect2: error: ld returned 1 exit status\n")
     with pytest.raises(error, match=said):
         compiled(source, tools)
-
-
-@needs_sandbox
-def test_other_users_cannot_replace_a_compiled_library():
-    with build.new_folder("build") as folder:
-        program = build.build(SUBMISSIONS / "cpu" / "textbook.h", "cpu", folder, build.tools(), sandbox.LimitsSpec())
-        assert not any(path.stat().st_mode & 0o022 for path in (Path(program.what), folder / "out", folder))
 
 
 @needs_sandbox
