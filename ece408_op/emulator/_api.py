@@ -90,7 +90,7 @@ def _link(text: str, name: str, folder: Path | None, checks: str) -> Program:
             option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
             if option and option not in options:
                 options = (*options, option)
-            elif _NO_FORWARD.search(str(error)) or not re.search(r"\bforward\b", mask(text)):
+            elif _NO_FORWARD.search(str(error)):
                 said = "it has no forward(y, x, w) for gpu in namespace mxnet::op that can be called"
                 raise CompileError(((None, said),)) from None
             elif _build.FEW_HEADERS in options:

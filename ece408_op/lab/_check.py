@@ -106,7 +106,8 @@ def check(request: Request) -> Checked:
         result.update(status=error.status, reason=f"{error.reason} (see line {line})" if line else error.reason)
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
-        hint = "write the file without it, or check it on a machine with a GPU" if status == "unsupported" else ""
+        lacks = "the emulator does not have" in str(error)
+        hint = "write the file without it, or check it on a machine with a GPU" if lacks else ""
         result.update(status=status, reason=str(error), hint=hint)
     if result["status"] in (WRONG, "crashed", "out_of_bounds"):
         explained = any(map(_is_explained, result["layers"]))

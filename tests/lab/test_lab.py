@@ -228,7 +228,6 @@ EMULATED = {
         "unsupported line 5: the emulator does not have thrust/sort.h write the file without it, or check it on",
         (("mxnet/base.h", "thrust/sort.h"),),
     ),
-    "other name": Told(r"compile error it has no forward\(y, x, w\) for gpu", (("void forward", "void convolution"),)),
     "syntax": Told("compile error line 17: ", (("TILE + threadIdx.x", "TILE + threadIdx.q"),)),
 }
 
