@@ -36,11 +36,12 @@ _FORBIDDEN = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev"
 #: libseccomp's actions, and its comparisons of an argument.
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED = 4, 7
+_CONNECTED = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
 _CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
 
 
 @cache
-def filter_program(fatal: bool) -> int:
+def filter_program(fatal: bool, gpu: bool) -> int:
     """A descriptor of the filter as BPF, to be read from its beginning. fatal: forbidden calls end the process.
 
     Raises HarnessError where libseccomp is missing or fails.
@@ -54,15 +55,18 @@ def filter_program(fatal: bool) -> int:
     # Unknown calls fail as on an older kernel, for which libraries are prepared.
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_FAIL | errno.ENOSYS)))
     forbidden = _KILL if fatal else _FAIL | errno.EPERM
-    # Action, call, and a condition as the struct scmp_arg_cmp: the argument's number, comparison, one or two numbers.
+    # Action, call, and conditions as the struct scmp_arg_cmp: an argument's number, comparison, two numbers.
     rules: list[tuple[int, str, tuple[int, ...]]] = [
         *((_ALLOW, name, ()) for name in _ALLOWED.split()),
         *((forbidden, name, ()) for name in _FORBIDDEN),
         # Threads, but no processes. Without clone3, whose flags no filter can read, glibc calls clone.
         (_ALLOW, "clone", (0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)),
         (forbidden, "clone", (0, _MASKED, _CLONE_THREAD, 0)),
-        # CUDA opens a local socket, which reaches only what lies in the sandbox's own namespaces.
-        *((_ALLOW, name, (0, _EQUAL, socket.AF_UNIX, 0)) for name in ("socket", "socketpair")),
+        # CUDA opens a local socket, which reaches only what lies in the sandbox's own namespaces. Elsewhere there are
+        # pairs of streams alone: a socket that listens or receives datagrams keeps, for one descriptor, the data of
+        # thousands that were closed, which counts as no process's memory.
+        *((_ALLOW, name, (0, _EQUAL, socket.AF_UNIX, 0)) for name in ("socket", "socketpair") if gpu),
+        *((_ALLOW, "socketpair", (0, _EQUAL, socket.AF_UNIX, 0, 1, _MASKED, 15, kind)) for kind in _CONNECTED),
         # The printed text is a file on the harness's disk. Linux applies the limit of a file's size to fallocate in
         # mode 0 alone: other modes, and the ioctl calls of type X (FS_IOC_RESVSP), reserve blocks without a limit.
         (_ALLOW, "fallocate", (1, _EQUAL, 0, 0)),
@@ -76,11 +80,10 @@ def filter_program(fatal: bool) -> int:
     ]
     for action, name, condition in rules:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        packed = struct.pack("IiQQ", *condition) if condition else None
+        conditions = len(condition) // 4
+        packed = struct.pack("IiQQ" * conditions, *condition) if condition else None
         # A negative number is a call that this architecture lacks, or libseccomp does not know.
-        if number >= 0 and library.seccomp_rule_add_array(
-            context, ctypes.c_uint32(action), number, 0 if packed is None else 1, packed
-        ):
+        if number >= 0 and library.seccomp_rule_add_array(context, ctypes.c_uint32(action), number, conditions, packed):
             raise HarnessError(f"expected libseccomp to take a rule for {name}, but it failed")
     descriptor = os.memfd_create("ece408-grade-filter", os.MFD_CLOEXEC)
     if library.seccomp_export_bpf(context, descriptor):

@@ -218,7 +218,7 @@ def start(
     gpu = device is not None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
-    seccomp = -1 if written or tools.trusted else filter_program(fatal=not (gpu or python))
+    seccomp = -1 if written or tools.trusted else filter_program(not (gpu or python), gpu)
     cgroup, uid, user = _cgroup(limits), 0, None
     numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.output_bytes, resource.RLIMIT_CPU: cpu_seconds}
     numbers[resource.RLIMIT_NOFILE] = _DESCRIPTORS

@@ -100,6 +100,7 @@ def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records):
         ("memory_without_a_name", "printed", "memfd: -1, keyring: -1, userfaultfd: -1", ()),
         ("continues_itself", "printed", "continue: -1, -1, -1", ()),
         ("sockets_full_of_memory", "printed", "less than a gigabyte", ()),
+        ("closed_connections_full_of_memory", "printed", "less than a gigabyte", ()),
         ("reserves_the_graders_disk", "printed", "reserved: -1, -1", ()),
         ("opens_a_connection", "printed", "inet: -1, netlink: -1", ()),
         ("calls_of_an_administrator", "printed", "allowed: 0", ()),
