@@ -122,6 +122,8 @@ class Worker(AbstractContextManager["Worker"]):
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
         shared = [theirs.fileno(), *(array.descriptor for array in arrays)]
         guards, number = 2 * GUARD * len(arrays), buffers[0].number
+        with suppress(FileNotFoundError):  # a program of the harness's own user may have changed its mode
+            self._output.chmod(0o600)
         with theirs, open(self._output, "ab") as printed:
             self.process = sandbox.start(
                 tools, command, limits, seconds, printed, program.seen, shared, number, guards, python=python
