@@ -74,19 +74,25 @@ def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def interrupt_on_sigterm() -> None:
-    """Make SIGTERM and SIGHUP, the end of the terminal, end a command like Ctrl-C.
+    """Make SIGTERM and SIGHUP, which comes when the terminal is closed, end a command like Ctrl-C.
 
     The main thread raises KeyboardInterrupt with the signal's number.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the clean-up
+        for one in (signal.SIGTERM, signal.SIGHUP):  # a second signal would interrupt the clean-up
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
 
     with suppress(ValueError):  # only the main thread can set a handler; in others, the caller has to react
         signal.signal(signal.SIGTERM, interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, interrupt)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """Return the exit code of a command that a signal ended: 128 and the signal's number, without one SIGINT's."""
+    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -111,9 +117,9 @@ def guard(program: str, work: Callable[[], int]) -> int:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
         return work()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print_once()
-        return INTERRUPTED
+        return exit_code(interrupt)
     finally:
         # From here on only the watching thread reacts: Python would print an exception raised at exit, and go on.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -126,7 +132,7 @@ class _Stream(io.FileIO):
     The rest goes to /dev/null.
     """
 
-    #: Whether a reader has ended.
+    #: Whether stdout's reader has ended.
     unread = False
 
     def write(self, data: Any) -> int:
@@ -135,7 +141,7 @@ class _Stream(io.FileIO):
         except OSError as error:
             if not isinstance(error, BrokenPipeError) and (error.errno != errno.EIO or not _is_device(self)):
                 raise
-            _Stream.unread = True
+            _Stream.unread |= self.fileno() == 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return super().write(data)
 
@@ -145,7 +151,7 @@ def _is_device(file: io.FileIO) -> bool:
 
 
 def is_read() -> bool:
-    """Return whether stdout has a reader: a pipe's may have ended."""
+    """Return whether somebody can still read stdout: not if the program that reads the pipe has ended."""
     polled = select.poll()
     polled.register(1, 0)
     return not (_Stream.unread or polled.poll(0))

@@ -331,11 +331,63 @@ sys.exit(commands.guard("command", work))
         [sys.executable, "-c", code, str(its), str(tmp_path)], pass_fds=[its], start_new_session=True, cwd=ROOT
     )
     os.close(its)
-    assert os.read(mine, 5) == b"begun"
-    assert len(list(tmp_path.iterdir())) == 1
-    os.close(mine)
-    assert process.wait(20) == 130
+    try:
+        assert os.read(mine, 5) == b"begun"
+        assert len(list(tmp_path.iterdir())) == 1
+        os.close(mine)
+        assert process.wait(20) == 129
+    finally:
+        process.kill()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGHUP), (signal.SIGHUP, signal.SIGTERM)])
+def test_a_second_signal_leaves_the_clean_up_alone(first, second):
+    code = """
+import os, sys, time
+from ece408_op import commands
+def work():
+    commands.interrupt_on_sigterm()
+    try:
+        os.write(1, b"begun\\n")  # a signal inside of print would have it write twice
+        time.sleep(60)
+    finally:
+        print("cleaning", flush=True)
+        sys.stdin.readline()
+        print("cleaned")
+sys.exit(commands.guard("command", work))
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout and process.stdout.readline() == "begun\n"
+        process.send_signal(first)
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(second)
+        assert process.communicate("\n")[0] == "cleaned\n"
+    assert process.returncode == 128 + first
+
+
+def test_only_the_reader_of_stdout_counts():
+    code = """
+import sys, time
+from ece408_op import commands
+def work():
+    print("for stderr", file=sys.stderr)
+    print(commands.is_read(), flush=True)
+    end = time.monotonic() + 20
+    while commands.is_read() and time.monotonic() < end:
+        time.sleep(0.01)
+    return commands.is_read()
+sys.exit(commands.guard("command", work))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, cwd=ROOT) as process:
+        os.close(writer)
+        assert process.stdout and process.stdout.readline() == b"True\n"
+        process.stdout.close()
+    assert process.returncode == 0
 
 
 def test_lines_beyond_an_encoding_are_escaped():

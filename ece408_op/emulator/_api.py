@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +61,13 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
     text = f'#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
     checks = ("counters", "indices") if _indices.has_arrays(text) else ("counters",)
     with ThreadPoolExecutor(2) as pool:
-        program, *more = pool.map(lambda check: _link(text, path.name, folder, check), checks)
+        made = [pool.submit(_link, text, path.name, folder, check) for check in checks]
+        try:
+            program, *more = [one.result() for one in made]
+        except KeyboardInterrupt:
+            while wait(made, 0.1).not_done:  # the pool would wait for the compilers
+                _build.end_compilers()
+            raise
     _check_lengths(program, path)
     return replace(program, indices=more[0].executable) if more else program
 

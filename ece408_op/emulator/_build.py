@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -245,6 +245,17 @@ class _TooLongError(CompileError):
     """g++ took too long."""
 
 
+#: The compilers that run.
+_running: set[subprocess.Popen[str]] = set()
+
+
+def end_compilers() -> None:
+    """End the compilers that other threads of this process wait for, which get a DeviceError."""
+    for process in list(_running):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> str:
     """Run a compiler's command and return its warnings.
 
@@ -256,6 +267,7 @@ def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> 
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace", start_new_session=True
     ) as process:
+        _running.add(process)
         try:
             _, errors = process.communicate(timeout=seconds)
         except BaseException as error:
@@ -263,6 +275,10 @@ def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> 
             if isinstance(error, subprocess.TimeoutExpired):
                 raise _TooLongError(((None, f"g++ took longer than {seconds:g} s"),)) from None
             raise
+        finally:
+            _running.remove(process)
+    if process.returncode < 0:
+        raise DeviceError(f"g++ was ended by signal {-process.returncode}")
     errors = errors.replace("warning: invalid conversion", "error: invalid conversion")  # as for nvcc
     if process.returncode or re.search(rf"{re.escape(source)}:[\d:]+ error: ", errors):
         found = _messages(errors, source)

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import resource
-import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm, print_lines, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, exit_code, interrupt_on_sigterm, print_lines, whole_number
 from ece408_op.data.atomic import output_file, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.problem import KNOWN_NETS
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
-        code = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        code = exit_code(interrupt)
         if any(thread.name.startswith(_grading.THREADS) for thread in threading.enumerate()):
             build.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads

@@ -18,7 +18,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 
 from ece408_op.bench import plots
-from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK, whole_number
+from ece408_op.commands import CANNOT, FAILED, OK, exit_code, whole_number
 from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder, write_text
 from ece408_op.errors import DeviceError, Ece408Error, MXNetImportError
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 facts = pool.submit(machine_facts).result()
             run_all(commands, runs, options.limit, facts)
         write_text(options.out / PAGE, as_page(options, Runs(commands, runs)))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("ece408-report: interrupted; the same command continues", file=sys.stderr)
-        return INTERRUPTED
+        return exit_code(interrupt)
     except (Ece408Error, OSError, BrokenProcessPool) as error:
         print(f"ece408-report: {error}", file=sys.stderr)
         return CANNOT if isinstance(error, (DeviceError, MXNetImportError)) else FAILED

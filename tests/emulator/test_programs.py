@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from process import has_ended, on_path
+from process import ROOT, has_ended, on_path, wait_until
 
 from ece408_op import emulator
 from ece408_op.emulator import _build
@@ -295,6 +298,24 @@ def test_a_full_disk_is_no_error_of_the_file(tmp_path: Path, monkeypatch: pytest
     on_path(monkeypatch, tmp_path, "g++", fake)
     with pytest.raises(DeviceError, match="No space left"):
         emulator.compile(SUBMISSIONS / "naive.cuh", folder=tmp_path)
+
+
+def test_a_signal_ends_the_lab_and_its_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tmp_path / "begun"
+    fake = f"if sys.argv[1:] == ['-dumpfullversion']: sys.exit(print('12.2'))\nopen({str(begun)!r}, 'w')\n"
+    on_path(monkeypatch, tmp_path, "g++", f"{fake}import time; time.sleep(60)")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "ece408_op", "lab", str(SUBMISSIONS / "naive.cuh"), "--emulate"]
+    nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
+    with subprocess.Popen([*nohup, *command], cwd=ROOT) as lab:
+        try:
+            wait_until(begun.exists)
+            lab.send_signal(signal.SIGHUP)
+            lab.send_signal(signal.SIGTERM)
+            assert lab.wait(20) == 143
+            assert has_ended(str(tmp_path), 0)
+        finally:
+            lab.kill()
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:

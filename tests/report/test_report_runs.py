@@ -157,9 +157,10 @@ except KeyboardInterrupt:
     assert _runs.read(tmp_path, "slow") is None
 
 
-def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "run_all", Mock(side_effect=KeyboardInterrupt))
-    assert main(["--out", str(tmp_path)]) == 130
+@pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143)])
+def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys, interrupt, code):
+    monkeypatch.setattr(report, "run_all", Mock(side_effect=interrupt))
+    assert main(["--out", str(tmp_path)]) == code
     assert capsys.readouterr() == ("", "ece408-report: interrupted; the same command continues\n")
     assert not (tmp_path / "index.html").exists()
 
