@@ -369,10 +369,8 @@ def installed():
     gpus, module = [Gpu(number=number) for number in range(4)], fake_cupy()
     forget()
     Chooser.chosen = {}
-    names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     backends = ModuleType("cupy_backends")  # Hypothesis makes a set of the modules, so a SimpleNamespace would not do
     backends.cublas = Cublas
-    modules = {**dict.fromkeys(names, backends), "cudnn": None}
     patched = {"cupy": lambda: module, "chip": lambda number=0: H200, "prepared_launch": prepared, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
@@ -389,8 +387,9 @@ def installed():
         pytest.MonkeyPatch.context() as patch,
     ):
         # mock.patch.dict would forget modules that are imported meanwhile.
-        for name, replacement in modules.items():
-            patch.setitem(sys.modules, name, replacement)
+        patch.setitem(sys.modules, "cudnn", None)
+        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+            patch.setitem(sys.modules, name, backends)
         try:
             yield gpus[0]
         finally:
