@@ -140,7 +140,9 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(HELPERS)!r}]
 from pathlib import Path
 from test_report_runs import DONE, python, run_all
 folder = Path({str(tmp_path)!r})
-slow = python("slow", f"open({{str(folder / 'pid')!r}}, 'w').write(str(__import__('os').getpid())); time.sleep(600)")
+# It writes its number late, so that the signal does not arrive while subprocess still starts it.
+writes = f"time.sleep(0.5); open({{str(folder / 'pid')!r}}, 'w').write(str(__import__('os').getpid()))"
+slow = python("slow", f"{{writes}}; time.sleep(600)")
 try:
     run_all([python("a", DONE), slow], folder)
 except KeyboardInterrupt:
