@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -143,10 +142,6 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         options = given["graph"], given["impl"], given["precision"]
         engines = [engine(*options, int(word)) for word in given["device_ids"].split(",")]
         self._engines = engines
-        mirrors = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
-        if self._for_training and network.states and mirrors != "0":
-            # MXNet would run a second operator's forward pass in each step, which updates the statistics once more.
-            raise DeviceError(f"gpu_network: expected MXNET_BACKWARD_DO_MIRROR=0 in training, got {mirrors}; unset it")
         trainer = trainer_of(given["graph"], engines) if self._for_training else None
         return NetworkOp(network, Inference(engines), trainer, given.get("gradients") == "gpu")
 

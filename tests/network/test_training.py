@@ -192,18 +192,6 @@ def test_an_empty_batch_has_gradients_of_zero(gradients):
         assert all((array.asnumpy() == 0).all() for array in found.values())
 
 
-def test_a_second_forward_pass_by_mirroring_is_refused(monkeypatch):
-    monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
-    for symbol in (S.BatchNorm(data), S.tanh(data)):  # a network without statistics computes the same twice
-        args, aux = images(symbol)
-        node = node_of(symbol, args, aux)
-        if aux:
-            with pytest.raises(mx.MXNetError, match="expected MXNET_BACKWARD_DO_MIRROR=0 in training, got 1"):
-                bound(node, args, aux)
-        else:
-            step(bound(node, args, aux), mx.nd.ones(args["data"].shape))
-
-
 def test_a_backward_pass_without_a_forward_pass():
     symbol = S.FullyConnected(data, num_hidden=2, name="layer")
     args, aux = values(symbol, {"data": (3, 4)})
