@@ -56,7 +56,8 @@ def _images_per_product(problem: ConvProblem) -> int:
 
 def _weights(problem: ConvProblem, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     """Add the weight gradient of some images to out, (M, C / G, K, L) in float64."""
-    most, groups, size = _images_per_product(problem), problem.groups, problem.output_height * problem.output_width
+    most, groups = max(1, min(len(x), _images_per_product(problem))), problem.groups
+    size = problem.output_height * problem.output_width
     columns = np.empty(math.prod(problem.w_shape[1:]) * groups * most * size, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for first in range(0, len(x), most):

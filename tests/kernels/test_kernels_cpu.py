@@ -302,7 +302,6 @@ def test_a_layers_functions_are_kept_as_long_as_compiled_once_keeps_them():
     assert {limit for limit in limits if limit is not None} == {CAPACITY}
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_weight_gradient_of_small_outputs_is_right_where_products_have_different_numbers_of_images(threads):
     problem = ConvProblem(35, 4, 9, 8, 6, 8, 7, groups=2).weight_gradient
@@ -310,6 +309,7 @@ def test_a_weight_gradient_of_small_outputs_is_right_where_products_have_differe
     assert_right(im2col.KERNEL, problem, a, b, run(im2col.KERNEL, problem, a, b, threads))
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_weight_gradient_that_overflows_as_images_are_added_is_no_warning():
     problem = ConvProblem(2, 1, 2, 2, 1, 2).weight_gradient
     x, y, out = (np.full(shape, value, np.float32) for shape, value in zip(problem.shapes, (2e38, 1, 0)))
