@@ -14,6 +14,9 @@ from ece408_op.runtime.llvm import F64, I32, VOID, Function, Operand, Value
 #: Floats in a cache line.
 LINE_FLOATS = 16
 
+#: Vectors of a row that are copied without a loop.
+UNROLLED_COPIES = 8
+
 #: A size in pieces: (size, count) pairs, larger sizes first.
 Partition = tuple[tuple[int, int], ...]
 
@@ -85,9 +88,14 @@ def copy_rows(lanes: int, columns: int, source: tuple[Value, int], to: tuple[Val
     def copy(r: Value, start: Operand) -> None:
         to[0][r * to[1] + start].store(source[0][r * source[1] + start].load(lanes))
 
+    whole = columns // lanes
     with f.range(rows) as row:
-        with f.range(columns // lanes) as part:
-            copy(row, part * lanes)
+        if whole <= UNROLLED_COPIES:
+            for part in range(whole):
+                copy(row, part * lanes)
+        else:
+            with f.range(whole) as part_number:
+                copy(row, part_number * lanes)
         if columns % lanes:
             copy(row, columns - lanes)
 
