@@ -91,7 +91,7 @@ def interrupt_on_sigterm() -> None:
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """Return the exit code of a command that a signal ended: 128 and the signal's number, without one SIGINT's."""
+    """Return the exit code of a command that a signal ended: 128 plus its number, which Ctrl-C's interrupt lacks."""
     return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 

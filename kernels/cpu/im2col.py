@@ -26,8 +26,8 @@ from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvPr
 from ece408_op.runtime.thread_pool import parallel_for
 
 #: The pixels of y, of several images if need be, per product of a weight gradient by BLAS. It then takes about as long
-#: as adding its result to the float64 sums: per element of w, 64 multiply-adds, of which a core does up to 32 per
-#: cycle, and 24 bytes of memory.
+#: as adding its result to the float64 sums: per element of w, the product is 64 multiply-adds, up to 32 per cycle and
+#: core, and the addition 24 bytes of memory.
 PIXELS = 64
 
 

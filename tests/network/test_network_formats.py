@@ -109,7 +109,7 @@ def times_itself(x):
         (lambda x: squeeze_and_excitation(x, S.exp), False),
         (lambda x: S.broadcast_mul(x, S.sigmoid(S.Pooling(x, global_pool=True, kernel=(8, 8)) * 2)), True),
         (lambda x: S.broadcast_mul(S.tanh(S.slice_axis(x, axis=1, begin=0, end=1)), x), False),
-        (lambda x: times_rows_and_columns(wide(x, "inner", 8), S.sigmoid(S.Variable("gate", shape=(2, 8)))), False),
+        (lambda x: times_rows_and_columns(wide(x, "inner", 8), S.sigmoid(S.Variable("factor", shape=(2, 8)))), False),
         (lambda x: times_itself(S.tanh(S.Pooling(x, global_pool=True, kernel=(8, 8)))), False),
     ],
 )
