@@ -101,8 +101,8 @@ class Engine:
     def comparisons(self, parameters: Sequence[int]) -> tuple[list[Callable[[], None]], threading.Event]:
         """Return functions that compare parameters at these addresses with those sent, and an event for a difference.
 
-        The functions are for several threads; there are none without addresses. They compare bits, so that a NaN equals
-        itself.
+        The functions are for several threads; there are none without addresses, and none for a parameter whose address
+        is 0. They compare bits, so that a NaN equals itself.
         """
         differ = threading.Event()
         given, sent = np.array(parameters, np.int64), self._sent_at
@@ -113,7 +113,10 @@ class Engine:
             if c_calls.any_nonzero(_memcmp(), rows):
                 differ.set()
 
-        return [partial(compare, part) for part in self._comparisons if len(parameters)], differ
+        rows = self._comparisons[given[self._comparisons[:, 0]] != 0] if len(given) else self._comparisons[:0]
+        starts = rows[:, 2].cumsum() - rows[:, 2]
+        parts = np.split(rows, np.flatnonzero(np.diff(starts // _COMPARED_BYTES)) + 1)
+        return [partial(compare, part) for part in parts if len(part)], differ
 
     def compute(self, data: Sequence[Any]) -> list[Any]:
         """Return the outputs for CuPy arrays, all images at once on the current stream, with the parameters sent last.
@@ -281,16 +284,14 @@ def _memcmp() -> int:
     return c_calls.address_of(ctypes.CDLL(None).memcmp)
 
 
-def _comparisons(sizes: Sequence[int]) -> list[np.ndarray]:
-    """Divide arrays of these byte sizes into parts of about equally many bytes, to compare in parallel.
+def _comparisons(sizes: Sequence[int]) -> np.ndarray:
+    """Divide arrays of these byte sizes into pieces of at most _COMPARED_BYTES.
 
-    A part is an int64 array with rows (array's number, first byte, count of bytes).
+    Returns int64 rows (array's number, first byte, count of bytes).
     """
     most = _COMPARED_BYTES
     pieces = [(n, first, min(most, size - first)) for n, size in enumerate(sizes) for first in range(0, size, most)]
-    rows = np.array(pieces, np.int64).reshape(-1, 3)
-    starts = rows[:, 2].cumsum() - rows[:, 2]
-    return [part for part in np.split(rows, np.flatnonzero(np.diff(starts // most)) + 1) if len(part)]
+    return np.array(pieces, np.int64).reshape(-1, 3)
 
 
 _Key = tuple[str, str, str, int]

@@ -5,7 +5,7 @@ the multipliers of single parameters, ``rescale_grad`` and ``clip_gradient`` wor
 whose gradients stay on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied to
 the GPU. After the update, MXNet's arrays have the new parameters, and can be read, written and saved as always. The GPU
 keeps a copy of the parameters until MXNet writes to the arrays again. MXNet does not count writes through shared
-memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by ``weight[:] = weight``.
+memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by ``weight *= 1``.
 """
 
 from __future__ import annotations

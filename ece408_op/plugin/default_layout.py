@@ -65,7 +65,7 @@ def reorder(array: Any) -> None:
     shape = array.shape
     if array.stype != "default":  # tested here too, so that the message is formatted only for an error
         bridge.check_dense(array.stype, f"an array of shape {shape}")
-    if 0 not in shape:
+    if len(shape) > 1 and 0 not in shape:  # a vector has no other layout
         reorder_function(mx.base._LIB)(array.handle)
 
 

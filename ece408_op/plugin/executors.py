@@ -1,7 +1,7 @@
-"""Changes to MXNet's executors: a forward pass waits for one of another mode, and pins arguments.
+"""Changes to MXNet's executors: a forward pass waits for one of another mode, pins arguments, and counts their writes.
 
 An executor's arguments use the same memory at each call. The operator cannot pin it: a Custom operator's arrays do not
-own their memory, and so cannot keep it alive.
+own their memory, and so cannot keep it alive; nor do they have MXNet's counts of writes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import pinned
 
-from . import bridge
+from . import array_version
 
 
 def install() -> None:
@@ -25,8 +24,8 @@ def install() -> None:
     @wraps(forward)
     def prepared(self: Any, is_train: bool = False, **keywords: Any) -> Any:
         _finish_another_mode(self, is_train)
-        if pinned.wanted:
-            _pin(self)
+        if pinned.wanted or array_version.wanted:
+            _pin_and_count(self)
         return forward(self, is_train, **keywords)
 
     mx.executor.Executor.forward = prepared
@@ -44,16 +43,21 @@ def _finish_another_mode(executor: Any, is_train: bool) -> None:
     executor._ece408_is_train = is_train
 
 
-def _pin(executor: Any) -> None:
-    """Pin the arguments that earlier calls have copied to a GPU; they stay pinned until the executor is freed."""
-    found = vars(executor).get("_ece408_pinned")
-    if found is None:
-        arrays = [array for array in executor.arg_arrays if ITEM_BYTES * array.size >= pinned.LEAST_BYTES]
-        arrays = [array for array in arrays if array.stype == "default" and not bridge.on_gpu(array)]
+def _pin_and_count(executor: Any) -> None:
+    """Pin the arrays that earlier calls have copied to a GPU, and count MXNet's writes to those that calls compare.
+
+    They stay so until the executor is freed.
+    """
+    own = vars(executor).get("_ece408_arrays")
+    if own is None:
         # The executor's own NDArrays, by address; a Pinned object replaces each one that is pinned.
-        found = executor._ece408_pinned = dict(zip(bridge.addresses(arrays), arrays))
-    for address in found.keys() & pinned.wanted.keys():
-        size, owner = pinned.wanted.pop(address, 0), found[address]
+        own = array_version.by_address([*executor.arg_arrays, *executor.aux_arrays])
+        executor._ece408_arrays = own
+    if own.keys() & array_version.wanted.keys() and array_version.is_readable():
+        arrays = array_version.by_address([*executor.arg_arrays, *executor.aux_arrays])
+        executor._ece408_counted = [array_version.Counted(*one) for one in arrays.items()]
+    for address in own.keys() & pinned.wanted.keys():
+        size, owner = pinned.wanted.pop(address, 0), own[address]
         if size and not isinstance(owner, pinned.Pinned):
             # The copied memory may have been freed, and this array may be a smaller one in its place.
-            found[address] = pinned.Pinned(owner, address, min(size, np.dtype(owner.dtype).itemsize * owner.size))
+            own[address] = pinned.Pinned(owner, address, min(size, np.dtype(owner.dtype).itemsize * owner.size))
