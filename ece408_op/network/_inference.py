@@ -2,7 +2,7 @@
 
 Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
 bit, with host copies of the GPUs' parameters, while the GPUs compute. If they differ, the call sends the new ones and
-computes again. It does not compare parameters of an executor to which MXNet has counted no write since the last call.
+computes again. It does not compare parameters to which MXNet has counted no write since the last call.
 
 If all data except small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
 all GPUs without waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import or_
 from typing import Any
@@ -81,20 +82,32 @@ def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
         yield
 
 
-class Inference:
-    """Inference of one network by engines on different GPUs, which get consecutive parts of the images."""
+@dataclass
+class Known:
+    """What a node's last call knew of its parameters; the next call may belong to another operator of that node.
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
+    The caller holds the locks of the node's GPUs.
+    """
+
+    #: The list of parameters that they were equal to.
+    sent: Sequence[np.ndarray] = ()
+    #: Their addresses, what counts MXNet's writes to them, which keeps them alive, and the counts.
+    addresses: Sequence[int] = ()
+    counted: Sequence[array_version.Counted | None] = ()
+    writes: Sequence[int | None] = ()
+
+
+class Inference:
+    """Inference of one network by engines on different GPUs, which get consecutive parts of the images.
+
+    known: by earlier calls of the node. reorders: as ``default_layout.reorders`` when the operator is made.
+    """
+
+    def __init__(self, engines: Sequence[Engine], known: Known | None = None, reorders: int = 0) -> None:
+        self._engines, self._known, self._reorders = engines, known or Known(), reorders
         #: The records of the last call. Making them takes a quarter of a millisecond, so the next call makes them while
         #: the GPUs compute.
         self._last: list[op_times.Later] = []
-        #: The list that the last call's parameters were equal to, their addresses, what counts MXNet's writes to them,
-        #: which keeps them alive, and the counts.
-        self._sent: Sequence[np.ndarray] = []
-        self._addresses: Sequence[int] = []
-        self._counted: Sequence[array_version.Counted | None] = []
-        self._counts: Sequence[int | None] = []
 
     def run(
         self,
@@ -146,7 +159,7 @@ class Inference:
                     # Otherwise this call's times would be added to the next call's.
                     part.engine.batches.clear()
                 raise
-            self._sent = first.sent
+            self._known.sent = first.sent
             self._last = [part.chunked.op_times(part.images) for part in parts]
             for last in self._last:
                 op_times.record(last)
@@ -156,15 +169,15 @@ class Inference:
 
         MXNet's own fused layers rely on the same counts (src/operator/subgraph/mkldnn/mkldnn_conv.cc, ``weight_ver``).
         """
-        addresses = parameters()
-        if self._addresses != addresses or None in self._counted:
-            self._addresses, self._counted, self._counts = addresses, array_version.counted(addresses), []
-        before, self._counts = self._counts, [one.version() if one else None for one in self._counted]
+        known, addresses = self._known, parameters()
+        if known.addresses != addresses or None in known.counted:
+            known.addresses, known.counted, known.writes = addresses, array_version.counted(addresses), ()
+        before, known.writes = known.writes, [one.writes(self._reorders) if one else None for one in known.counted]
         # Forget the list until the comparison has succeeded.
-        equal, self._sent = self._sent, []
+        equal, known.sent = known.sent, ()
         if equal is not sent or not before:
             return addresses
-        return [at if now is None or now != then else 0 for at, now, then in zip(addresses, self._counts, before)]
+        return [at if now is None or now != then else 0 for at, now, then in zip(addresses, known.writes, before)]
 
 
 def _on_shares(parts: Sequence[_Share], work: Callable[[_Share], None], threads: int | None = None) -> None:

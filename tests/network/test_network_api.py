@@ -7,7 +7,7 @@ from pathlib import Path
 import network_fake
 import numpy as np
 import pytest
-from network_case import S, data, inference_of, mx, mxnets, ndarrays, on_numpy, ours, text_of, values
+from network_case import S, data, mx, mxnets, ndarrays, on_numpy, ours, text_of, values
 from process import printed
 
 import ece408_op
@@ -15,7 +15,6 @@ from ece408_op.core import dispatch
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
-from ece408_op.plugin import array_version, bridge
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -65,87 +64,6 @@ def test_parameters_that_change_are_renewed():
         other["data"] = args["data"]
         module.set_params({n: mx.nd.array(a) for n, a in other.items() if n in module.get_params()[0]}, {})
         assert np.abs(forward(module, other) - mxnets(course(), other, {})[0]).max() < 1e-5
-
-
-WRITES = {
-    "all": lambda weight: weight.__setitem__(slice(None), 0.05),
-    "NumPy's": lambda weight: weight.__setitem__(slice(None), np.full(weight.shape, 0.05)),
-    "an element": lambda weight: weight.__setitem__((1, 2), 0.5),
-    "in place": lambda weight: weight.__imul__(0.5),
-    "a view": lambda weight: weight.reshape(-1)[1:3].__iadd__(0.1),
-    "out": lambda weight: mx.nd.clip(weight, -0.1, 0.1, out=weight),
-    "DLPack": lambda weight: mx.nd.from_dlpack(weight.to_dlpack_for_write()).__iadd__(1),
-}
-
-
-@pytest.mark.parametrize("readable", [True, False])
-@pytest.mark.parametrize("write", WRITES)
-def test_what_mxnet_writes_is_used(write, readable, monkeypatch):
-    """Whether or not MXNet's counts of writes can be read."""
-    monkeypatch.setattr(array_version, "is_readable", lambda: readable)
-    symbol = S.FullyConnected(data, num_hidden=4, no_bias=True, name="fc")
-    args, _ = values(symbol, {"data": (3, 5)})
-    executor = inference_of(symbol, args)
-    for _ in range(3):
-        executor.forward(is_train=False)
-    weight = executor.arg_dict["fc_weight"]
-    for _ in range(2):
-        WRITES[write](weight)
-        for _ in range(2):
-            y = executor.forward(is_train=False)[0].asnumpy()
-            assert np.abs(y - args["data"] @ weight.asnumpy().T).max() < 1e-5
-
-
-def test_new_parameters_at_the_addresses_of_freed_ones_are_used():
-    node, _, _ = ece408_op.gpu_network(S.broadcast_mul(data, S.Variable("factor")), {"factor": mx.nd.ones((1, 5000))})
-    addresses = []
-    for number in range(9):
-        arguments = {"data": mx.nd.ones((2, 5000)), "factor": mx.nd.full((1, 5000), number)}
-        addresses += bridge.addresses([arguments["factor"]])
-        executor = node.bind(mx.cpu(), arguments)
-        for _ in range(3):
-            assert (executor.forward(is_train=False)[0].asnumpy() == number).all()
-        del executor, arguments
-    assert len({*addresses}) < len(addresses)
-
-
-def test_executors_that_share_a_parameter_see_each_others_writes():
-    node, _, _ = ece408_op.gpu_network(S.broadcast_mul(data, S.Variable("factor")), {"factor": mx.nd.ones((1, 5))})
-    factor = mx.nd.ones((1, 5))
-    executors = [node.bind(mx.cpu(), {"data": mx.nd.ones((n, 5)), "factor": factor}) for n in (2, 3)]
-    for step in range(3):
-        executors[step % 2].arg_dict["factor"][:] = step
-        for executor in 4 * executors:
-            assert (executor.forward(is_train=False)[0].asnumpy() == step).all()
-
-
-@on_numpy
-def test_parameters_of_a_call_that_failed_are_compared_by_the_next(monkeypatch):
-    executor = inference_of(
-        S.broadcast_mul(data, S.Variable("factor")), {"data": np.ones((4, 5), "f"), "factor": np.ones((1, 5), "f")}
-    )
-    for _ in range(3):
-        executor.forward(is_train=False)[0].wait_to_read()
-    executor.arg_dict["factor"][:] = 3
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.Engine, "comparisons", network_fake.no_room)
-        with pytest.raises(mx.MXNetError, match="no room"):
-            executor.forward(is_train=False)[0].wait_to_read()
-    assert (executor.forward(is_train=False)[0].asnumpy() == 3).all()
-
-
-@on_numpy
-def test_a_write_that_mxnet_does_not_count_is_used_after_one_that_it_counts():
-    executor = inference_of(
-        S.broadcast_mul(data, S.Variable("factor")), {"data": np.ones((4, 5), "f"), "factor": np.ones((1, 5), "f")}
-    )
-    factor = executor.arg_dict["factor"]
-    for _ in range(3):
-        assert (executor.forward(is_train=False)[0].asnumpy() == 1).all()
-    bridge.view_at(*bridge.addresses([factor]), factor.shape).fill(3)
-    assert (executor.forward(is_train=False)[0].asnumpy() == 1).all()
-    factor *= 1
-    assert (executor.forward(is_train=False)[0].asnumpy() == 3).all()
 
 
 # SymbolBlock.imports gives its inputs no type.
