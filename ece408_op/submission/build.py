@@ -113,9 +113,14 @@ def build(
     for needed, options in _ATTEMPTS[context == "cpu" :]:
         if needed and not any(re.search(needed, text) for text in texts):
             continue
-        ended, text = _compile([*command, *options], folder, tools, limits, until)
-        if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
+        try:
             ended, text = _compile([*command, *options], folder, tools, limits, until)
+            if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
+                ended, text = _compile([*command, *options], folder, tools, limits, until)
+        except EndedError:
+            if all(re.search(_NEWER, text) for text in texts):
+                raise
+            break  # the errors so far say more than that a further attempt had no time
         if ended == "exit 0":
             units, notes = arithmetic(code), tuple(ptxas.kernels(text)[:_MOST_KERNELS])
             library = folder / "out" / "submission.so"
@@ -131,7 +136,8 @@ def build(
         if re.search(_FATAL, text) and not re.search(_NEWER, text):
             break
     # The first attempt's errors, unless they are about the language's version.
-    text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, name)
+    first = next((text for text in texts if not re.search(_NEWER, text)), texts[-1])
+    text = errors(first, folder, tools, name)
     if context == "cpu" and "__global__" in text:
         text = f"it holds a kernel in CUDA: is it the file for --context gpu, called .h?\n{text}"
     raise EndedError("compile_error", text)

@@ -1,6 +1,7 @@
 """A submission before it runs: its files, its constants and the compiler's words; and how a program ends."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -252,15 +253,25 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monke
         compile_file(path)
 
 
-def test_all_attempts_to_compile_share_one_limit(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("on_time", "said", "attempts", "shown"),
+    [
+        ([True, True], "", 2, "compile_error: the compiler failed"),
+        ([False], "", 1, "timed_out"),
+        ([True, False], "a.h:1: error: cut", 2, "compile_error: a.h:1: error: cut"),
+        ([True, False], "a.h:1: error: this needs C++17", 2, "timed_out"),
+    ],
+)
+def test_all_attempts_to_compile_share_one_limit(on_time, said, attempts, shown, monkeypatch, tmp_path):
     waited, source = [], tmp_path / "new-forward.h"
-    compiler = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or time.sleep(0.1) or True)
+    compiler = SimpleNamespace(wait=lambda s: waited.append(s) or time.sleep(0.1) or on_time[len(waited) - 1])
     compiler.end = lambda: "exit 1"
     monkeypatch.setattr(build.sandbox, "start", lambda *_, **__: compiler)
+    monkeypatch.setattr(build.sandbox, "beginning", lambda *_: said)
     source.write_text("void cut(", encoding="utf-8")
-    with pytest.raises(EndedError, match="the compiler failed"):
+    with pytest.raises(EndedError, match=re.escape(shown)):
         compiled(source, TOOLS)
-    assert len(waited) == 2 and waited[1] < waited[0] - 0.1
+    assert len(waited) == attempts and waited[-1] <= waited[0] - 0.1 * (attempts - 1)
 
 
 NO_SPACE = "#error No space left on device\n"
