@@ -150,7 +150,7 @@ class Slice(Operator):
     """
 
     names = ("slice_axis", "SliceChannel", "Crop")
-    variadic = moves = True
+    moves = True
     accepted = ("h_w",)
     axis: int = integer(1)
     begin: int = integer(0)
@@ -160,6 +160,10 @@ class Slice(Operator):
     offset: tuple[int, int] = pair(0)
     center_crop: bool = flag(False)
     index: int = 0
+
+    @property
+    def variadic(self) -> bool:  # type: ignore[override] # a class variable of Operator
+        return self.op == "Crop"
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if self.op == "Crop":  # MXNet checks this only in its forward pass

@@ -137,6 +137,7 @@ def test_attributes_and_inputs_are_checked():
 
     assert error("relu", slope="1", deep="2") == "(relu): deep, slope: unsupported attribute"
     assert error("relu", inputs=2) == "(relu): expected 1 inputs, data; got 2"
+    assert error("slice_axis", 2, begin="0") == "(slice_axis): expected 1 inputs, data; got 2"
     assert error("FullyConnected", 2, num_hidden="3").endswith("expected 3 inputs, data, weight, bias; got 2")
     assert error("clip", a_min="0") == "(clip): a_max: expected a number, got none"
     assert error("clip", a_min="2", a_max="-1") == "(clip): a_min: expected at most a_max, -1.0, got 2.0"
