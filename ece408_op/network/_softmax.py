@@ -73,8 +73,10 @@ class SoftmaxActivation(SoftmaxAlongAxis):
     mode: str = choice("instance", "channel")
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
-        if self.mode == "instance" and len(output) != 2:
-            raise Unsupported(f"mode: expected channel for data of shape {output}, got instance; flatten the data")
+        # On other data in mode instance, MXNet's builds disagree; mode channel is checked only in its forward pass.
+        if len(output) != 2 if self.mode == "instance" else len(output) < 3:
+            expected = "instance with data of two dimensions, or channel with more"
+            raise Unsupported(f"mode: expected {expected}, got {self.mode} with {output}")
 
 
 @dataclass(frozen=True)
