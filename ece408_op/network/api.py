@@ -45,7 +45,9 @@ def gpu_network(
 
     With ``for_training``, a forward pass with is_train=True keeps its values on the GPU, and the backward pass computes
     the gradients to data and parameters; MXNet computes the loss and the update. A forward pass copies the parameters
-    to the GPU, and a backward pass copies their gradients back.
+    to the GPU, and a backward pass copies their gradients back. Train without MXNET_BACKWARD_DO_MIRROR and
+    force_mirroring: with them, executors run the forward pass twice per step, and each run updates BatchNorm's moving
+    statistics.
 
     Args:
         symbol: the network, an MXNet Symbol.
