@@ -5,9 +5,11 @@ Each rewrite merges or exchanges a node and a node that feeds it, if nothing els
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -122,38 +124,38 @@ def _pointwise(graph: Graph, most: int) -> Graph:
     for index in reversed(range(len(nodes))):
         if index in dropped or not _is_mergeable(nodes[index].operator):
             continue
-        members, found = {index}, {index}
-        while candidates := _candidates(nodes, members, uses, most):
-            members.add(max(candidates))
-            read = _read(nodes, members)
-            if len(read) <= most:
-                found = set(members)
-            if sum(not _is_mergeable(nodes[entry.node].operator) for entry in read) > most:
-                break  # these stay inputs
-        if len(found) > 1:
-            entries, order = _read(nodes, found), sorted(found)
-            numbers = {value: number for number, value in enumerate([*(entry.node for entry in entries), *order])}
+        order = _group(nodes, index, uses, most)
+        if len(order) > 1:
+            read = dict.fromkeys(entry for one in order for entry in nodes[one].inputs if entry.node not in order)
+            numbers = {value: number for number, value in enumerate([*(entry.node for entry in read), *order])}
             steps = ((nodes[one].operator, tuple(numbers[e.node] for e in nodes[one].inputs)) for one in order)
-            operator = Pointwise("pointwise", tuple(steps))
-            nodes[index] = replace(nodes[index], operator=operator, inputs=entries)
-            dropped |= found - {index}
+            nodes[index] = replace(nodes[index], operator=Pointwise("pointwise", tuple(steps)), inputs=[*read])
+            dropped.update(order[:-1])
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
 
 
-def _read(nodes: list[Node], members: set[int]) -> list[Entry]:
-    """Return the values that members read and no member computes."""
-    read = (entry for number in sorted(members) for entry in nodes[number].inputs)
-    return list(dict.fromkeys(entry for entry in read if entry.node not in members))
+def _group(nodes: list[Node], last: int, uses: Counter[int], most: int) -> list[int]:
+    """Return the most nodes, in order, that one operator can compute up to the node ``last``.
 
-
-def _candidates(nodes: list[Node], members: set[int], uses: Counter[int], most: int) -> list[int]:
-    """Return the mergeable nodes that only members read, and that have the members' shape."""
-    readers = [(entry.node, nodes[number].operator.op) for number in members for entry in nodes[number].inputs]
-    reads = Counter(value for value, _ in readers)
-    # What broadcasts may read a smaller array. Functions of one value have its shape.
-    smaller = {value for value, op in readers if most > 1 and op.startswith("broadcast_")}
-    others = reads.keys() - members - smaller
-    return [value for value in others if _is_mergeable(nodes[value].operator) and reads[value] == uses[value]]
+    They are mergeable, only they read their values except the last one, and they read at most ``most`` other values.
+    """
+    members, found, queue = list[int](), 1, [-last]
+    reads, inputs, kept = defaultdict[int, float](float), {last}, set[int]()
+    while queue and len(kept) <= most:  # kept: inputs that are not mergeable
+        # A node's readers have larger numbers, so that they are members before it.
+        members.append(-heappop(queue))
+        inputs.remove(members[-1])
+        # What broadcasts may read a smaller array, which is not to be computed for each element of the larger one.
+        smaller = most > 1 and nodes[members[-1]].operator.op.startswith("broadcast_")
+        for value, *_ in nodes[members[-1]].inputs:
+            mergeable = _is_mergeable(nodes[value].operator)
+            (inputs if mergeable else kept).add(value)
+            reads[value] += inf if smaller else 1
+            if mergeable and reads[value] == uses[value]:
+                heappush(queue, -value)
+        if len(inputs) + len(kept) <= most:
+            found = len(members)
+    return members[:found][::-1]
 
 
 def _combination(nodes: list[Node], node: Node) -> Node | None:

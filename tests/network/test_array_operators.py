@@ -19,7 +19,7 @@ from ece408_op.errors import GraphError
 from ece408_op.network._definition import Operator
 from ece408_op.network._elementwise import Activation
 from ece408_op.network._layers import BatchNorm, Convolution, Deconvolution, New, Pooling
-from ece408_op.network._network import OPERATORS
+from ece408_op.network._network import OPERATORS, parse
 
 N, X = mx.sym.np, mx.sym.npx
 
@@ -106,6 +106,11 @@ def test_two_inputs(way, name, sizes, ones):
         case.check(broadcast(data, other), shapes, way, 1, terms, low=0.2)
         # Behind other nodes the output may overwrite its first input.
         case.check_outputs(broadcast(data * 2, other * 2), shapes, way, low=0.2)
+
+
+def test_a_smaller_array_is_computed_before_it_is_broadcast():
+    network = parse(S.broadcast_sub(S.exp(data), S.exp(S.Variable("other"))).tojson())
+    assert [node.op for _, node in network.fused().operators] == ["exp", "exp", "broadcast_sub"]
 
 
 @case.covers("Reshape")
