@@ -20,8 +20,8 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
-from ._definition import INPUT, ONE, Operator, Shape
-from ._elementwise import is_prelu
+from ._definition import INPUT, ONE, Arrays, Operator, Shape
+from ._elementwise import Elementwise, is_prelu
 from ._formats import SCALE_BYTES, Conversion, SplitArray, SplitUse, image_shape, split_bytes
 from ._fusion import Combination, is_unary
 from ._layers import BatchNorm, Convolution, Deconvolution, FullyConnected, Pooling, Weighted
@@ -41,8 +41,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
     following = operator if is_unary(node) else node.epilogue
-    # Padded channels have to stay zero, and the output limits valid.
-    if (following and not following.bounds(INPUT).gain <= ONE) or len(output) not in (2, 4) or len(x) not in (2, 4):
+    if (following and not _keeps_limits(following)) or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
     if isinstance(operator, Deconvolution) or split_passes.reasons(image_shape(x), image_shape(output)):
         return None
@@ -71,6 +70,16 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> S
         return SplitUse.BETWEEN if fits and (not operator.residual or inputs[-1] == x) else None
     others = isinstance(operator, Pooling) or is_prelu(operator) or is_unary(node)
     return SplitUse.BETWEEN if others else None
+
+
+def _keeps_limits(operator: Elementwise) -> bool:
+    """Return whether the output limits stay valid, and padded channels zero: x softsign(1 / x) is NaN there."""
+    if not operator.bounds(INPUT).gain <= ONE:
+        return False
+    value = np.zeros(1, np.float32)
+    with np.errstate(all="ignore"):
+        operator.compute(Arrays(), [value.copy()], value)
+    return not value.any()
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import singledispatch
 from types import SimpleNamespace
@@ -27,18 +26,6 @@ DERIVATIVES = {
 }
 
 
-class NumpyArrays(Arrays):
-    """NumPy as the operators' own methods ask for it."""
-
-    xp = np
-
-    def matmul(self, a, b, out):
-        np.matmul(a, b, out=out)
-
-    def erf(self, x, out):
-        out[...] = np.frompyfunc(math.erf, 1, 1)(x).astype(np.float32)
-
-
 class Launches(GpuOperators):
     """The launches of a training step on NumPy's arrays; a test replaces ``cuda.execute``."""
 
@@ -55,14 +42,14 @@ def compute(operator, inputs, out, epilogue=None):
     """Fill the output as at inference."""
     _compute(operator, inputs, out)
     if epilogue:
-        epilogue.compute(NumpyArrays(), [out], out)
+        epilogue.compute(Arrays(), [out], out)
 
 
 def train(node, inputs, out, seed=0):
     """Fill the output as in training, and return what the gradients need."""
     norm = node.operator
     if type(norm).train is not Operator.train:
-        return norm.train(NumpyArrays(), inputs, out, seed)
+        return norm.train(Arrays(), inputs, out, seed)
     if not isinstance(norm, BatchNorm) or norm.use_global_stats:
         return compute(norm, inputs, out, node.epilogue)
     x = channels_second(inputs[0], norm.axis).astype(np.float64)
@@ -82,12 +69,12 @@ def gradients(node, given, gradient, wanted):
 
 @singledispatch
 def _compute(operator, inputs, out):
-    operator.compute(NumpyArrays(), inputs, out)
+    operator.compute(Arrays(), inputs, out)
 
 
 @singledispatch
 def _gradients(operator, given, gradient, wanted):
-    return operator.gradients(NumpyArrays(), given, gradient, wanted)
+    return operator.gradients(Arrays(), given, gradient, wanted)
 
 
 @_compute.register
@@ -106,7 +93,7 @@ def _(operator: Convolution, inputs, out):
     y = reference.convolve(x, w, operator.problem(x.shape))
     out[...] = y if operator.no_bias else y + inputs[2].reshape(1, -1, 1, 1)
     if operator.norm:
-        operator.norm.compute(NumpyArrays(), (out, *operator.norm_inputs(inputs)), out)
+        operator.norm.compute(Arrays(), (out, *operator.norm_inputs(inputs)), out)
     if operator.residual:
         out += inputs[-1]
 

@@ -22,7 +22,7 @@ from cuda_layers import H200
 
 from ece408_op.network import _blas, _gpu_update, engine, trainer
 from ece408_op.network._data_parallel import Rank
-from ece408_op.network._definition import Trained
+from ece408_op.network._definition import Arrays, Trained
 from ece408_op.network._elementwise import Activation, Function
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution, Pooling
@@ -258,7 +258,7 @@ class Chooser(engine.Chooser):
     def __init__(self, impl, precision, device, chip):
         # The package caches cuBLAS by device.
         super().__init__(impl, precision, "none", chip)
-        self.arrays = numpy_operators.NumpyArrays()
+        self.arrays = Arrays()
 
     def choose(self, node, inputs, output, *values):
         chosen = super().choose(node, inputs, output, *values)

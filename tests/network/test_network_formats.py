@@ -41,6 +41,10 @@ def network_of(middle):
     return S.FullyConnected(wide(middle(relu(wide(data, "first"), "act")), "second"), num_hidden=5, name="last")
 
 
+def bounded_but_nan_at_zero(x):
+    return x * S.softsign(1 / x)
+
+
 @pytest.mark.parametrize(
     ("middle", "split"),
     [
@@ -67,6 +71,7 @@ def network_of(middle):
         (lambda x: S.relu(S.Pooling(x, kernel=(1, 1)) + S.tanh(x)), True),
         (lambda x: x * 2, False),
         (lambda x: S.exp(x, name="middle"), False),
+        (lambda x: bounded_but_nan_at_zero(wide(x, "inner")), False),
         (lambda x: S.Activation(x, act_type="sigmoid", name="middle"), False),
         (lambda x: S.Concat(x, wide(x, "side", 33), dim=1, name="middle"), False),
         (S.square, False),
