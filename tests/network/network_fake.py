@@ -233,16 +233,16 @@ def computed_by_numpy(node, chosen):
         # cuDNN, if it is installed, computes on a GPU alone.
         launches = name != "cudnn" and bind(inputs, out, scratch if scratch_bytes else None)
         inputs, out = [_plain(each) for each in inputs], _plain(out)
-        cublas_alone = name == "cublas" and len(inputs) == 2 and not node.epilogue
-        complete = cublas_alone or name == "ArrayComputation"
+        complete = name == "ArrayComputation" or (name == "cublas" and len(inputs) == 2 and not node.epilogue)
 
         def call():
             scratch.fill(np.nan)
             with np.errstate(all="ignore"):
+                x = np.copy(inputs[0])  # a BatchNorm with computed parameters is computed by its launch, maybe in place
                 if launches:
                     launches()
                 if not complete:
-                    numpy_operators.compute(node.operator, inputs, out, node.epilogue)
+                    numpy_operators.compute(node.operator, [x, *inputs[1:]], out, node.epilogue)
 
         return call
 

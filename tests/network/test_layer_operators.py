@@ -165,9 +165,11 @@ def test_a_batch_norm_that_is_used_twice():
         np.testing.assert_allclose(states[name].asnumpy(), expected, rtol=1e-5)
 
 
-def test_an_activation_of_a_batch_norm_with_computed_parameters(way):
-    norm = S.BatchNorm(data, S.exp(S.Variable("gamma", shape=(3,))), fix_gamma=False)
-    case.check_outputs(S.LeakyReLU(norm, act_type="gelu"), {"data": (2, 3, 4)}, way)
+def test_a_batch_norm_with_computed_parameters(way):
+    """Both write to the memory of data * 2."""
+    norm = S.BatchNorm(data * 2, S.exp(S.Variable("gamma", shape=(3,))), fix_gamma=False)
+    for symbol in (norm, S.LeakyReLU(norm, act_type="gelu")):
+        case.check_outputs(symbol, {"data": (2, 3, 4)}, way)
 
 
 @case.covers("SoftmaxOutput")
