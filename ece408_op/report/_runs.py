@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,20 +116,39 @@ def _record(status: str, reason: str = "", result: Any = None, printed: str = ""
     return {"status": status, "reason": reason, "result": result, "printed": printed}
 
 
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Inside the context, defer the signals that end a report: subprocess forgets a process that it is starting."""
+    arrived: list[int] = []
+    before = {}
+    with suppress(ValueError):  # other threads than the main one get no signals
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[one] = signal.signal(one, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number in arrived:
+            signal.raise_signal(number)
+
+
 def _run(command: Command, limit: float) -> Run:
     """Run a command in a separate process; every failure becomes the status and reason of the run."""
     with tempfile.TemporaryDirectory(prefix="ece408-report-") as scratch:
         path = Path(scratch) / "result.json"
         words = [sys.executable, *command.arguments, "--json", str(path)]
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        # In a new session, so that the processes that the command starts end with it.
-        process = subprocess.Popen(words, text=True, errors="replace", start_new_session=True, **streams)
+        process: Any = None
         try:
+            with _signals_deferred():
+                # In a new session, so that the processes that the command starts end with it.
+                process = subprocess.Popen(words, text=True, errors="replace", start_new_session=True, **streams)
             printed, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             return _record(FAILED, f"stopped after {limit:g} s")
         finally:
-            if process.poll() is None:
+            if process and process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         reason = errors.strip()[-_LAST:] or f"exit code {process.returncode}"

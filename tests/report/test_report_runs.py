@@ -140,8 +140,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(HELPERS)!r}]
 from pathlib import Path
 from test_report_runs import DONE, python, run_all
 folder = Path({str(tmp_path)!r})
-# It writes its number late, so that the signal does not arrive while subprocess still starts it.
-writes = f"time.sleep(0.5); open({{str(folder / 'pid')!r}}, 'w').write(str(__import__('os').getpid()))"
+writes = f"open({{str(folder / 'pid')!r}}, 'w').write(str(__import__('os').getpid()))"
 slow = python("slow", f"{{writes}}; time.sleep(600)")
 try:
     run_all([python("a", DONE), slow], folder)
@@ -157,6 +156,24 @@ except KeyboardInterrupt:
         os.kill(int(pid.read_text(encoding="utf-8")), 0)
     assert status(tmp_path, "a") == ("done", "")
     assert _runs.read(tmp_path, "slow") is None
+
+
+def test_a_signal_while_a_command_starts_ends_the_command(tmp_path, monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*args, **options):
+        started.append(popen(*args, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([python("slow", "time.sleep(600)")], tmp_path)
+    signal.signal(signal.SIGINT, before)
+    running = started[0].poll() is None
+    started[0].kill()
+    assert not running
 
 
 @pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143)])
