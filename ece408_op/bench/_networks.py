@@ -253,7 +253,7 @@ def torch_module(network: Any, device: str, layout: Any = None, training: bool =
     """Return the network's symbol as a PyTorch module; ``layout`` is the memory format of its filters.
 
     training: batch normalization uses the batch's statistics, and the parameters in ``weights`` have gradients. Raises
-    KeyError for an operator that the networks here do not have.
+    KeyError for an operator that the networks here do not have; its forward does for such a type of LeakyReLU.
     """
     import torch
 
@@ -331,7 +331,9 @@ def _operators(torch: Any, training: bool) -> dict[str, Callable[..., Any]]:
         "Activation": lambda a, x: getattr(torch, a["act_type"])(x),
         "FullyConnected": lambda a, x, *more: nn.linear(x.flatten(1), *more),
         "Flatten": lambda a, x: x.flatten(1),
-        "LeakyReLU": lambda a, x, *slopes: nn.prelu(x, *slopes) if slopes else nn.leaky_relu(x, a.get("slope", 0.25)),
+        "LeakyReLU": lambda a, x, *slopes: {"leaky": nn.leaky_relu, "prelu": nn.prelu}[a.get("act_type", "leaky")](
+            x, *slopes or [a.get("slope", 0.25)]
+        ),
         "sigmoid": lambda a, x: x.sigmoid(),
         "softmax": lambda a, x: x.softmax(a.get("axis", -1)),
         "elemwise_add": lambda a, x, y: x + y,

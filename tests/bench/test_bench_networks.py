@@ -1,7 +1,10 @@
 """The benchmark of whole networks: what it times, its check of predictions, and PyTorch's version of a network."""
 
+import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -62,6 +65,15 @@ def test_pytorchs_module_computes_what_mxnet_does(name):
     expected = inference.bound(network, pixels.shape, mx.cpu())(data=mx.nd.array(pixels)).asnumpy()
     scores = _networks.torch_module(network, "cpu").eval()(torch.from_numpy(pixels)).numpy()
     assert np.abs(scores - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_pytorchs_module_lacks_functions_that_no_network_here_has(monkeypatch):
+    torch = SimpleNamespace(nn=SimpleNamespace(Module=object, functional=Mock()))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    symbol = mx.sym.LeakyReLU(mx.sym.var("data"), act_type="gelu")
+    module = _networks.torch_module(SimpleNamespace(symbol=symbol, arg_params={}, aux_params={}), "cpu")
+    with pytest.raises(KeyError, match="gelu"):
+        module.forward(None)
 
 
 @pytest.mark.gpu
