@@ -42,7 +42,8 @@ from ece408_op.runtime.thread_pool import parallel_for
 from . import _passes
 from .op_times import Timing
 
-#: The most threads that copy, and the bytes of a staging buffer, both tuned (docs/performance.md).
+# ``ece408-bench transfers`` times these constants.
+#: The most threads that copy, and the bytes of a staging buffer.
 THREADS = 16
 STAGING_BYTES = 8 << 20
 

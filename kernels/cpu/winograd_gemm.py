@@ -51,7 +51,8 @@ from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 NUMBERS, SAMPLES = 20, 64
 
 #: Cycles per vector of tiles to compute the inputs of a channel and the outputs of a filter, and cycles per filter and
-#: channel to compute the weights; fitted to times of 14 layers on a Zen 4.
+#: channel to compute the weights; fitted to times of 14 layers on a Zen 4 (``ece408-bench layers --set resnet --impl
+#: winograd_gemm direct auto`` shows whether auto takes the faster one).
 INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES = 100, 60, 18
 
 

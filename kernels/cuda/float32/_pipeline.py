@@ -1,4 +1,8 @@
-"""The cost model of the direct gradient kernels: a multiprocessor computes one step while it copies the next."""
+"""The cost model of the direct gradient kernels: a multiprocessor computes one step while it copies the next.
+
+``ece408-bench layers --context gpu --gradient data --impl data_gradient_tiles`` times its constants, and so does
+``--gradient weight --impl weight_gradient_rows``.
+"""
 
 from __future__ import annotations
 

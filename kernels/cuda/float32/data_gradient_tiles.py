@@ -17,6 +17,7 @@ from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, even_shares, 
 from ..sources import sources
 from ._pipeline import odd_vectors, resident_blocks, step_cycles
 
+# ``ece408-bench layers --context gpu --gradient data --impl data_gradient_tiles`` times these constants.
 #: The most threads per block, bytes of shared memory per block (two blocks fit an sm_90 multiprocessor), sums per
 #: thread.
 _MOST_THREADS, _MOST_SHARED, _MOST_SUMS = 512, 112 * 1024, 48

@@ -25,8 +25,9 @@ from ece408_op.runtime.launch import (
 
 from ..sources import sources
 
+# ``ece408-bench sweep --impl sliding_window --random 24`` times these constants and those of ``_cost``.
 _THREADS = 128
-#: Registers of a thread besides its window and sums; of a thread at most.
+#: Registers of a thread besides its window and sums; of a thread at most: the hardware's 255, in its steps of eight.
 _OTHER_REGISTERS, _MOST_REGISTERS = 24, 248
 #: The most channels: with more, the window is read too often.
 _MOST_CHANNELS = 4

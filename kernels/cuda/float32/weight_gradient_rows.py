@@ -23,8 +23,8 @@ from ._pipeline import odd_vectors, resident_blocks, step_cycles
 #: Blocks: whole waves on 132 multiprocessors with one, two, three or four blocks each. The number does not depend on
 #: the chip, so that the error bound holds on every chip.
 _BLOCKS = 12 * 132
-#: The most sums per thread, threads per block, bytes of shared memory per block: two blocks fit an sm_90
-#: multiprocessor.
+#: The most sums per thread, threads per block (``ece408-bench layers --context gpu --gradient weight --impl
+#: weight_gradient_rows`` times them), bytes of shared memory per block: two blocks fit an sm_90 multiprocessor.
 _MOST_SUMS, _MOST_THREADS, _MOST_SHARED = 88, 512, 112 * 1024
 
 
