@@ -121,8 +121,9 @@ def _signals_deferred() -> Iterator[None]:
     """Inside the context, defer the signals that end a report: subprocess forgets a process that it is starting."""
     arrived: list[int] = []
     before = {}
+    ends = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
     with suppress(ValueError):  # other threads than the main one get no signals
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for one in ends:
             before[one] = signal.signal(one, lambda number, frame: arrived.append(number))
     try:
         yield
