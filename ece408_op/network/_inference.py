@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import or_
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -91,9 +92,9 @@ class Known:
 
     #: The list of parameters that they were equal to.
     sent: Sequence[np.ndarray] = ()
-    #: Their addresses, what counts MXNet's writes to them, which keeps them alive, and the counts.
+    #: Their addresses, weak references to what counts MXNet's writes to them, and the counts.
     addresses: Sequence[int] = ()
-    counted: Sequence[array_version.Counted | None] = ()
+    counted: Sequence[Callable[[], array_version.Counted | None]] = ()
     writes: Sequence[int | None] = ()
 
 
@@ -170,9 +171,12 @@ class Inference:
         MXNet's own fused layers rely on the same counts (src/operator/subgraph/mkldnn/mkldnn_conv.cc, ``weight_ver``).
         """
         known, addresses = self._known, parameters()
-        if known.addresses != addresses or None in known.counted:
-            known.addresses, known.counted, known.writes = addresses, array_version.counted(addresses), ()
-        before, known.writes = known.writes, [one.writes(self._reorders) if one else None for one in known.counted]
+        counted = [one() for one in known.counted]
+        if known.addresses != addresses or None in counted:
+            counted = array_version.counted(addresses)
+            known.addresses, known.writes = addresses, ()
+            known.counted = [ref(one) if one else lambda: None for one in counted]
+        before, known.writes = known.writes, [one.writes(self._reorders) if one else None for one in counted]
         # Forget the list until the comparison has succeeded.
         equal, known.sent = known.sent, ()
         if equal is not sent or not before:

@@ -1,5 +1,6 @@
 """Parameters of inference on GPUs: the arrays' present values count, whoever writes them, in executors and blocks."""
 
+import gc
 from functools import partial
 
 import network_fake
@@ -131,3 +132,19 @@ def test_a_write_that_mxnet_does_not_count_is_used_after_one_that_it_counts(entr
     assert (call().asnumpy() == 1).all()
     weight *= 1
     assert (call().asnumpy() == 3).all()
+
+
+@on_numpy
+def test_parameters_are_freed_with_their_executor_while_the_symbol_lives_on():
+    def living():
+        gc.collect()
+        return sum(isinstance(one, array_version.Counted) for one in gc.get_objects())
+
+    node, _, _ = ece408_op.gpu_network(S.broadcast_mul(data, S.Variable("factor")), {"factor": mx.nd.ones((1, 5))})
+    before = living()
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((2, 5)), "factor": mx.nd.ones((1, 5))})
+    for _ in range(3):
+        executor.forward(is_train=False)[0].wait_to_read()
+    assert living() > before
+    del executor
+    assert living() == before
