@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Callable
 
@@ -95,6 +96,8 @@ class Trial:
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
         self._layer = self._ended = 0  # the layer at which it is, and the rounds that this worker has ended
         self._right: list[set[int]] = [set() for _ in net.layers]  # digests of right outputs, per layer
+        # One generator for all calls: equal layers, and a call that a crash repeats, have other inputs each time.
+        self._rng = np.random.default_rng((bench.spec.seed, images, *chain(*net.layers)))
         self._turn = 0.0  # seconds in which a GPU usually turns to the harness after an honest answer
         self._late = False  # were all answers late? Then honest ones are measured again
 
@@ -184,14 +187,12 @@ class Trial:
         return True
 
     def _drawn_inputs(self, purpose: str) -> None:
-        for number, (layer, buffers, right) in enumerate(zip(self.result.layers, self.buffers, self._right)):
-            self._layer, problem = number, layer.problem
-            seed = (self.bench.spec.seed, *problem.x_shape, *problem.w_shape, len(layer.runs) + 1)
-            rng = np.random.default_rng(seed)
+        for number, (buffers, right) in enumerate(zip(self.buffers, self._right)):
+            self._layer = number
             if purpose == NEAR_DUPLICATE:
-                buffers.draw_near_duplicate(rng)
+                buffers.draw_near_duplicate(self._rng)
             else:
-                buffers.draw(_verdict.KINDS[purpose], rng)
+                buffers.draw(_verdict.KINDS[purpose], self._rng)
             run, digest = self._run(purpose), buffers.digest()
             if not run.wrong:
                 right.add(digest)

@@ -33,7 +33,7 @@ class Worker:
     outgrown = False
 
     def __init__(self, buffers: Buffers, ends_at: int | None = None) -> None:
-        self.buffers, self.ends_at, self.calls = buffers, ends_at, 0
+        self.buffers, self.ends_at, self.inputs = buffers, ends_at, []
 
     def idle(self, *arguments: object) -> None:
         pass
@@ -46,10 +46,10 @@ class Worker:
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
         if word != "run":
             return Call(0.0, 0.0)
-        self.calls += 1
-        if self.calls == self.ends_at:
-            raise EndedError("crashed", "the GPU reported out of memory")
         one = self.buffers
+        self.inputs.append(one.x.array.tobytes())
+        if len(self.inputs) == self.ends_at:
+            raise EndedError("crashed", "the GPU reported out of memory")
         one.y.array[...] = reference.convolve(one.x.array, one.w.array)
         return Call(1e-3, 0.9e-3)
 
@@ -60,9 +60,9 @@ def buffers():
         yield found
 
 
-def trial(buffers: Buffers, steps: list[str], device: Device | None = None) -> Trial:
-    one = Trial(Bench(Tools(Path("/")), Spec(), device or Device()), Program(""), NET, 3, 1.0, steps)
-    one.buffers.append(buffers)
+def trial(buffers: Buffers, steps: list[str], device: Device | None = None, net: Net = NET) -> Trial:
+    one = Trial(Bench(Tools(Path("/")), Spec(), device or Device()), Program(""), net, 3, 1.0, steps)
+    one.buffers += [buffers] * len(net.layers)
     return one
 
 
@@ -96,6 +96,14 @@ def test_what_leaves_the_grader_no_memory_has_crashed(buffers, monkeypatch):
     monkeypatch.setattr(buffers, "outcome", mock.Mock(side_effect=MemoryError("Out of memory")))
     assert this.go_through(Worker(buffers))
     assert this.result.status == "crashed" and "no memory for itself" in this.result.verdict.reason
+
+
+def test_no_call_has_the_inputs_of_another(buffers, monkeypatch):
+    this = trial(buffers, [WARM_UP, TIMED, TIMED], net=Net("own", NET.layers * 2))
+    monkeypatch.setattr(this.bench.device, "exhausted", lambda: True)
+    workers = Worker(buffers, ends_at=5), Worker(buffers)  # the second repeats a call for which the first had inputs
+    assert [this.go_through(worker) for worker in workers] == [False, True]
+    assert len({*workers[0].inputs, *workers[1].inputs}) == 5 + 2
 
 
 @pytest.mark.parametrize("failures", [2, 3])
