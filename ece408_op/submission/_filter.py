@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import mmap
 import os
 import signal
 import socket
@@ -18,7 +20,7 @@ stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 rea
 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
 truncate ftruncate fsync fdatasync fadvise64 dup dup2 dup3 pipe pipe2 flock umask chmod fchmod fchmodat
 utimensat copy_file_range sendfile poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
-epoll_pwait epoll_pwait2 eventfd eventfd2 brk mmap munmap mprotect mremap madvise mincore msync mlock mlock2
+epoll_pwait epoll_pwait2 eventfd eventfd2 brk munmap mprotect mremap madvise mincore msync mlock mlock2
 munlock mlockall munlockall membarrier pkey_alloc pkey_free pkey_mprotect get_mempolicy set_mempolicy mbind execve
 exit exit_group wait4 waitid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq restart_syscall
 sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_setparam sched_getscheduler sched_setscheduler
@@ -37,7 +39,10 @@ _FORBIDDEN = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev"
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED = 4, 7
 _CONNECTED = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
-_CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
+_CLONE_THREAD = 0x10000
+#: Commands of fcntl.
+_COMMANDS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL)
+_LOCKS = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)
 
 
 @cache
@@ -71,11 +76,14 @@ def filter_program(fatal: bool, gpu: bool) -> int:
         # mode 0 alone: other modes, and the ioctl calls of type X (FS_IOC_RESVSP), reserve blocks without a limit.
         (_ALLOW, "fallocate", (1, _EQUAL, 0, 0)),
         *((_ALLOW, "ioctl", (1, _MASKED, 1 << bit, ~(ord("X") << 8) & 1 << bit)) for bit in range(8, 16)),
-        # SIGCONT would let a stopped process run: by tgkill, or as the signal that F_SETSIG chooses for a ready file.
-        # One rule per bit: a call is allowed if any of the 32 bits that the kernel reads is another.
-        *((_ALLOW, "fcntl", (1, _MASKED, 1 << bit, ~_SET_SIGNAL & 1 << bit)) for bit in range(32)),
+        # Shared memory without a file stays when all but a page is unmapped, and no limit counts it. CUDA needs it.
+        *((_ALLOW, "mmap", () if gpu else (3, _MASKED, flag, 0)) for flag in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+        # Other commands send signals, or lock parts of files, which takes the kernel's memory; CUDA's cache locks.
+        *((_ALLOW, "fcntl", (1, _EQUAL, command, 0)) for command in (*_COMMANDS, *(_LOCKS if gpu else ()))),
         # A larger SO_SNDBUF lets each socket hold megabytes of the kernel's memory, which counts as no process's.
+        # One rule per bit: a call is allowed if any of the 32 bits that the kernel reads is another.
         *((_ALLOW, "setsockopt", (2, _MASKED, 1 << bit, ~socket.SO_SNDBUF & 1 << bit)) for bit in range(32)),
+        # SIGCONT would let a stopped process run.
         *((_ALLOW, "tgkill", (2, _MASKED, 1 << bit, ~signal.SIGCONT & 1 << bit)) for bit in range(32)),
     ]
     for action, name, condition in rules:

@@ -29,10 +29,10 @@ from ._filter import filter_program
 #: The paths that every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf"),
-    *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random"),
+    *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/full", "/dev/urandom", "/dev/random"),
 )
-#: The paths that a program on the GPU sees in addition.
-_DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
+#: The paths that a program on the GPU sees in addition. /dev/zero gives shared memory that no limit counts.
+_DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/dev/zero", "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
 _INODES, _DESCRIPTORS = 10_000, 1024  # files and folders in /tmp; open files, pipes and sockets, with what they hold

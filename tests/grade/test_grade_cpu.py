@@ -99,6 +99,9 @@ def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records):
         # Calls that no submission may make.
         ("memory_without_a_name", "printed", "memfd: -1, keyring: -1, userfaultfd: -1", ()),
         ("continues_itself", "printed", "continue: -1, -1, -1", ()),
+        ("shared_memory_that_is_unmapped", "printed", "mapped: 0", ()),
+        ("locks_of_files", "printed", "locked: -1 -1 -1", ()),
+        ("sends_signals_by_a_socket", "printed", "owner: -1", ()),
         ("sockets_full_of_memory", "printed", "less than a gigabyte", ()),
         ("closed_connections_full_of_memory", "printed", "less than a gigabyte", ()),
         ("reserves_the_graders_disk", "printed", "reserved: -1, -1", ()),
