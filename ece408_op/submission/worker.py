@@ -59,7 +59,6 @@ _DOING, _NOTHING = {"load": "loading it", "run": "a call of forward"}, "the time
 #: Answers that end the submission.
 _FAILURES = {
     "unloadable": ("compile_error", "it cannot be loaded: {}"),
-    "replaces": ("tampered", "it defines {} in place of the system's own"),
     "failed": ("crashed", "forward threw: {}"),
     "refused": ("unsupported", "it says that it does not take this layer: {}"),
     "cuda": ("crashed", "the GPU reported {} after forward"),

@@ -78,6 +78,11 @@ def test_every_timed_run_is_in_the_record(records):
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
 
+def test_the_worker_uses_its_own_clock(records):
+    for layer in records["functions_named_as_the_systems"]["networks"][0]["layers"]:
+        assert all(0 < run["worker_seconds"] < run["seconds"] for run in layer["runs"])
+
+
 def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records):
     for layer in records["slow_empty_calls"]["networks"][0]["layers"]:
         assert layer["overhead_seconds"] < 0.02 < layer["seconds"]["median"]  # it sleeps for so long in each
