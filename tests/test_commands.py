@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -135,6 +136,8 @@ WRONG = [
     ("bench networks --plots {file}/plots", "--plots: expected a folder, got .*/plots"),
     ("grade nowhere", "nowhere: expected a file or a folder, found nothing"),
     (f"grade {'x' * 5000}", "x: expected a file or a folder, found nothing"),
+    ("grade ''", "path: expected a path, got an empty word"),
+    ("grade {file} --reports ''", "--reports: expected a path, got an empty word"),
     ("grade .", "expected new-forward.h, .* found none"),
     ("grade {file} --json /nowhere/out.json", "--json: expected a file in a folder that is there"),
     ("grade {file} --json /", "--json: expected a file, got the folder /"),
@@ -161,7 +164,7 @@ def test_what_is_wrong_in_a_command_line_is_named(command, words, tmp_path, monk
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "own.h").touch()
-    arguments = command.format(file=tmp_path / "own.h").split()
+    arguments = shlex.split(command.format(file=tmp_path / "own.h"))
     script = OTHERS.get(arguments[0]) if arguments else None
     assert run(script or "__main__.py", arguments[bool(script) :], monkeypatch) == 2
     printed, errors = capsys.readouterr()

@@ -136,16 +136,22 @@ def _no_gpu() -> DeviceError | None:
     return None
 
 
+def _path(word: str) -> Path:
+    if not word:  # a variable that a script has not set, and not the current folder
+        raise argparse.ArgumentTypeError("expected a path, got an empty word")
+    return Path(word)
+
+
 def _parser() -> argparse.ArgumentParser:
     about = "Compile, run and check course submissions."
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("ece408-grade", description=about, epilog=_EPILOG, formatter_class=raw)
-    parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
+    parser.add_argument("path", nargs="+", type=_path, help="a submission's folder or file, or a folder of many")
     files = "grade new-forward.h (cpu) or new-forward.cuh (default: gpu where there is one)"
     parser.add_argument("--context", choices=("cpu", "gpu"), help=files)
-    parser.add_argument("--spec", type=Path, help="the grader's file, TOML: see docs/grading.md")
+    parser.add_argument("--spec", type=_path, help="the grader's file, TOML: see docs/grading.md")
     parser.add_argument("--json", type=output_file, help="write the records there")
-    parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
+    parser.add_argument("--reports", type=_path, help="a folder for the students' reports and the leaderboard")
     jobs = "CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files"
     parser.add_argument("--jobs", type=whole_number(1), default=len(os.sched_getaffinity(0)), help=jobs)
     parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
