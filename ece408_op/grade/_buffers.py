@@ -41,8 +41,9 @@ _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
 _OWN_RUNS = 3  # timed calls of the package's own kernel
 _EXPLAINED = 4  # images of a wrong output that are explained, at most
 _DRAWN = 1 << 22  # elements that one step of drawing random numbers takes
-#: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
-_SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
+#: One image of this many is sparse, up to a number: few, since a submission can recognise them and skip their zeros.
+_SPARSE, _MOST_SPARSE = 50, 100
+_WIDE = 2.0**20  # the factor that takes whole numbers out of float16's range
 #: Binades of a sparse image's numbers. No filter's element is smaller than this: its product with such a number is a
 #: normal number of float16.
 _BINADES, _SMALLEST_TAP = 7, 2.0**-6

@@ -87,9 +87,9 @@ def test_whole_numbers(channels, values):
 
 @pytest.mark.parametrize("kind", [REAL, WHOLE])
 def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind):
-    with Buffers(ConvProblem(32, 4, 20, 17, 5, 5)) as buffers:
+    with Buffers(ConvProblem(200, 4, 20, 17, 5, 5)) as buffers:
         sparse = [image for image in draw(buffers, kind, 3) if (image == 0).sum() > image.size / 2]
-        assert len(sparse) == 4
+        assert len(sparse) == 4  # a submission that skips their zeros is 2 % faster
         for image in sparse:
             windows = np.lib.stride_tricks.sliding_window_view(image, (5, 5), axis=(1, 2))
             assert ((windows != 0).sum(axis=(0, 3, 4)) == 1).all()
