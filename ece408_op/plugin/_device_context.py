@@ -57,7 +57,7 @@ def convolve(
         if bias is not None:
             _passes.add_bias(bias, target, problem, device, stream)
         if add:
-            _passes.add(target, out, out_bytes // ITEM_BYTES, device, stream)
+            _passes.enqueue("add", {"x": target, "y": out}, out_bytes // ITEM_BYTES, device, stream)
         elif separate:
             gpu.runtime.memcpyAsync(out, target, out_bytes, _DEVICE_TO_DEVICE, stream.ptr)
         stream.synchronize()
@@ -72,7 +72,7 @@ def bias_gradient(problem: ConvProblem, y: int, out: int, device: int, add: bool
         target = memory.ptr if memory else out
         _passes.bias_gradient(y, target, problem, device, stream)
         if add:
-            _passes.add(target, out, problem.filters, device, stream)
+            _passes.enqueue("add", {"x": target, "y": out}, problem.filters, device, stream)
         stream.synchronize()
 
 

@@ -25,27 +25,17 @@ _FILLING = 2048
 _FLOAT64 = 8
 
 
-def add(x: int, y: int, count: int, device: int, stream: Any) -> None:
-    """Compute y += x for float32 arrays of ``count`` elements."""
-    _enqueue("add", ceil_div(count, _THREADS), (np.int64(count),), {"x": x, "y": y}, device, stream)
+def enqueue(entry: str, addresses: dict[str, int], count: int, device: int, stream: Any, *numbers: Any) -> None:
+    """Launch a kernel whose arguments are addresses, numbers and last a count of elements: a thread computes one."""
+    launch = _launch(entry, min(ceil_div(count, _THREADS), _BLOCKS), (*addresses, *numbers, np.int64(count)))
+    cuda.enqueue(_one_launch(launch), 1, addresses, device, stream)
 
 
 def add_bias(bias: int, y: int, problem: ConvProblem, device: int, stream: Any) -> None:
     """Add the bias (M,) to y (B, M, OH, OW)."""
     _, filters, rows, columns = problem.y_shape
-    numbers = np.int32(filters), np.int64(rows * columns), np.int64(prod(problem.y_shape))
-    _enqueue("add_bias", ceil_div(int(numbers[2]), _THREADS), numbers, {"b": bias, "y": y}, device, stream)
-
-
-def accumulate(x: int, sums: int, first: bool, count: int, device: int, stream: Any) -> None:
-    """Add x, float32, to the float64 sums, or if ``first`` set the sums to x."""
-    numbers = np.int32(first), np.int64(count)
-    _enqueue("accumulate", ceil_div(count, _THREADS), numbers, {"x": x, "y": sums}, device, stream)
-
-
-def round_sums(sums: int, y: int, count: int, device: int, stream: Any) -> None:
-    """Fill y, float32, with the rounded float64 sums."""
-    _enqueue("round_sums", ceil_div(count, _THREADS), (np.int64(count),), {"x": sums, "y": y}, device, stream)
+    numbers = np.int32(filters), np.int64(rows * columns)
+    enqueue("add_bias", {"b": bias, "y": y}, prod(problem.y_shape), device, stream, *numbers)
 
 
 def bias_gradient(y: int, out: int, problem: ConvProblem, device: int, stream: Any) -> None:
@@ -64,13 +54,6 @@ def bias_gradient_program(problem: ConvProblem) -> cuda.Program:
         _launch("sum_parts", ceil_div(filters, _THREADS), ("partial", "w", np.int32(parts), np.int32(filters))),
     )
     return _program("bias_gradient", steps, {"partial": _FLOAT64 * parts * filters})
-
-
-def _enqueue(
-    entry: str, blocks: int, numbers: tuple[Any, ...], addresses: dict[str, int], device: int, stream: Any
-) -> None:
-    launch = _launch(entry, min(blocks, _BLOCKS), (*addresses, *numbers))
-    cuda.enqueue(_one_launch(launch), 1, addresses, device, stream)
 
 
 def _launch(entry: str, blocks: int, arguments: tuple[Any, ...]) -> Launch:

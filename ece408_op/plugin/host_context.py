@@ -297,15 +297,19 @@ class _Work:
             addresses = self._address(_BIAS), self._address("y", stage)
             _passes.add_bias(*addresses, problem, self._gpu.device.id, self._gpu.stream)
         if self._sums:
-            addresses, count = (self._address(_WEIGHT), self._address(_SUMS)), prod(problem.w_shape)
-            _passes.accumulate(*addresses, first == 0, count, self._gpu.device.id, self._gpu.stream)
+            self._for_weight("accumulate", _WEIGHT, _SUMS, np.int32(first == 0))
 
     def finish(self) -> None:
         """Round the sums to the float32 weight gradient, and wait for all work."""
         if self._sums:
-            addresses, count = (self._address(_SUMS), self._address(_WEIGHT)), prod(self._problem.w_shape)
-            _passes.round_sums(*addresses, count, self._gpu.device.id, self._gpu.stream)
+            self._for_weight("round_sums", _SUMS, _WEIGHT)
         self._gpu.stream.synchronize()
+
+    def _for_weight(self, entry: str, source: str, target: str, *numbers: Any) -> None:
+        """Queue a pass from one array of the weight's size to another."""
+        addresses = {"x": self._address(source), "y": self._address(target)}
+        count = prod(self._problem.w_shape)
+        _passes.enqueue(entry, addresses, count, self._gpu.device.id, self._gpu.stream, *numbers)
 
     def arrays(self, part: ConvProblem, stage: int) -> tuple[Any, Any, Any]:
         """Return the operands of a chunk on the device."""
