@@ -106,13 +106,13 @@ class GpuArrays(Arrays):
         """The module CuPy."""
         return cuda.cupy()
 
-    def matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Multiply two stacks of float32 matrices; a stack of one matrix is broadcast."""
+    def matmul(self, a: Any, b: Any, out: Any, transposed: bool = False) -> None:
+        """Multiply two stacks of float32 matrices, or a and the transposed b; a stack of one matrix is broadcast."""
         a, b = (self.xp.ascontiguousarray(array) for array in (a, b))
         count, rows, columns = out.shape
         strides = (a[0].size if len(a) > 1 else 0, b[0].size if len(b) > 1 else 0, rows * columns)
         addresses = a.data.ptr, b.data.ptr, out.data.ptr
-        blas(self._device).multiply(*addresses, (rows, columns, a.shape[2]), strides, count)
+        blas(self._device).multiply(*addresses, (rows, columns, a.shape[2]), strides, count, transposed)
 
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function."""

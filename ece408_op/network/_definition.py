@@ -54,9 +54,9 @@ class Arrays:
 
     xp: Any = np
 
-    def matmul(self, a: Any, b: Any, out: Any) -> None:
-        """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one matrix is broadcast."""
-        np.matmul(a, b, out=out)
+    def matmul(self, a: Any, b: Any, out: Any, transposed: bool = False) -> None:
+        """Multiply two stacks of float32 matrices, or a and the transposed b; a stack of one matrix is broadcast."""
+        np.matmul(a, b.swapaxes(1, 2) if transposed else b, out=out)
 
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function of each element."""

@@ -21,7 +21,7 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _passes, _split_layers
-from ._blas import GpuArrays, blas
+from ._blas import GpuArrays
 from ._definition import Shape
 from ._elementwise import Elementwise
 from ._formats import SplitUse
@@ -148,8 +148,7 @@ def _convolution(chooser: Chooser, node: Node, x: Shape, output: Shape) -> Compu
     kernel = chooser.kernel(node, problem)
     if chooser.may_use_cublas(node, kernel):
         if operator.kernel == (1, 1) and not problem.needs and x[1] >= _CUBLAS_CHANNELS:
-            bind = _pointwise(chooser.device, x, output)
-            return WeightedComputation(node, output, bind, "cublas")
+            return WeightedComputation(node, output, _by_cublas(chooser, node), "cublas")
         if problem.needs == {PAD}:
             # Copy the data with a border of zeros: more kernels support convolutions without padding.
             rows, columns = operator.pad
@@ -178,27 +177,15 @@ def _by_kernel(
     return WeightedComputation(node, output, bind, kernel.name, scratch, plan.repeatable)
 
 
-def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
-    """Return the call by cuBLAS of a 1 x 1 convolution: per image, filters (M, C) times pixels (C, H W)."""
-    pixels = y[2] * y[3]
-    sizes, strides = (y[1], pixels, x[1]), (0, x[1] * pixels, y[1] * pixels)
-
-    def bind(x_array: Any, w: Any, out: Any, scratch: Any) -> Call:
-        library, addresses = blas(device), (w.data.ptr, x_array.data.ptr, out.data.ptr)
-        return lambda: library.multiply(*addresses, sizes, strides, y[0])
-
-    return bind
+def _by_cublas(chooser: Chooser, node: Node) -> Bind:
+    """Return the call by cuBLAS of a FullyConnected or a 1 x 1 convolution."""
+    return lambda x, w, out, scratch: lambda: node.operator.multiply(chooser.arrays, x, w, out)
 
 
 def _fully_connected(chooser: Chooser, node: Node, w: Shape, output: Shape) -> Computation:
     """Return the computation by cuBLAS or, on Hopper where that is faster, in split precision."""
-    (columns, length), device, chip = w, chooser.device, chooser.chip
+    (columns, length), chip, bind = w, chooser.chip, _by_cublas(chooser, node)
     sizes = prod(output) // columns, columns, length
-
-    def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:
-        library, addresses = blas(device), (x.data.ptr, w.data.ptr, out.data.ptr)
-        return lambda: library.multiply(*addresses, sizes, transposed=True)
-
     is_large = all(size >= least for size, least in zip(sizes, _PROFITABLE))
     if chooser.impl != CUDNN and chip.capability == _CAPABILITY and is_large:
         return _SplitFullyConnected(node, output, bind, sizes, chip)

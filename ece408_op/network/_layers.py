@@ -83,6 +83,11 @@ class Convolution(Weighted):
         if min(sizes) < 1 or min(self.pad) < 0:
             raise Unsupported(f"expected positive sizes, got {self}")
 
+    def multiply(self, arrays: Arrays, x: Any, w: Any, out: Any) -> None:
+        """Fill ``out`` for 1 x 1 filters and no other attributes: per image, filters (M, C) times pixels (C, H W)."""
+        batch, filters = out.shape[:2]
+        arrays.matmul(w.reshape(1, filters, -1), x.reshape(batch, x.shape[1], -1), out.reshape(batch, filters, -1))
+
     def problem(self, x: Shape) -> ConvProblem:
         """Return the convolution problem for the package's kernels, for data of shape x."""
         return _problem(*x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
@@ -151,10 +156,12 @@ class FullyConnected(Weighted):
     no_bias: bool = flag(False)
     flatten: bool = flag(True)
 
+    def multiply(self, arrays: Arrays, x: Any, w: Any, out: Any) -> None:
+        """Fill ``out`` with the output before the bias."""
+        arrays.matmul(x.reshape(1, -1, w.shape[1]), w[None], out.reshape(1, -1, self.num_hidden), transposed=True)
+
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        x, w = inputs[:2]
-        transposed = arrays.xp.ascontiguousarray(w.T)
-        arrays.matmul(x.reshape(1, -1, w.shape[1]), transposed[None], out.reshape(1, -1, self.num_hidden))
+        self.multiply(arrays, inputs[0], inputs[1], out)
         if not self.no_bias:
             arrays.xp.add(out, inputs[2], out=out)
 

@@ -63,9 +63,7 @@ class GpuOperators(GpuArrays):
         problem = operator.problem(x.shape)
         kernel = self.chooser.kernel(node, problem)
         if self.chooser.may_use_cublas(node, kernel) and operator.kernel == (1, 1) and not problem.needs:
-            batch, filters = out.shape[:2]
-            matrix = w.reshape(1, filters, -1)
-            self.matmul(matrix, x.reshape(batch, x.shape[1], -1), out.reshape(batch, filters, -1))
+            operator.multiply(self, x, w, out)
         else:
             kernel.run(problem, x, w, out)
         if bias:
