@@ -23,13 +23,6 @@ from ece408_op.plugin import array_version, bridge, engine_queue
 from ._gpu_update import Operand, Rule, State, update
 
 
-def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
-    """Return the addresses of the arrays' memory, 0 for an empty one."""
-    if all(0 not in state.shape for state in states):
-        return bridge.addresses(arrays)
-    return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
-
-
 def _are_examined(weights: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any]) -> bool:
     """Return whether one earlier call has examined exactly these arrays, none of them twice."""
     call = states[0].examined[2] if states and isinstance(states[0], State) else None
@@ -114,7 +107,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         for number, one in zip(indices, states):
             # A loaded state has its count of updates, which Module does not save elsewhere.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        addresses = zip(_addresses(weights, states), _addresses(gradients, states))
+        addresses = zip(bridge.addresses(weights), bridge.addresses(gradients))
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
