@@ -85,10 +85,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the shapes of arguments, outputs and states; those of outputs are [] while a data shape is unknown."""
         network = self._parsed()
-        if self._given.get("__subgraph_name__"):
-            raise ProblemError(
-                f"gpu_network: expected no control flow around it, got {self._given['__subgraph_name__']!r}"
-            )
+        default_layout.check_subgraph(self._given, "gpu_network's node")
         shapes = dict(zip(network.arguments, (list(shape) for shape in in_shape)))
         for number, name in zip(network.parameters, network.names(network.parameters)):
             expected, got = network.shape(number), shapes.get(name)  # that of a state is not given

@@ -96,12 +96,12 @@ def reorder_function(library: Any) -> Callable[[Any], None]:
     return lambda handle: None
 
 
-def check_subgraph(attributes: Mapping[str, str]) -> None:
-    """Raise ProblemError for an operator inside a control-flow subgraph."""
+def check_subgraph(attributes: Mapping[str, str], name: str = OP_TYPE) -> None:
+    """Raise ProblemError for the operator ``name`` inside a control-flow subgraph."""
     if attributes.get(_SUBGRAPH):
         raise ProblemError(
-            f"expected a graph without control flow around New, got one inside {attributes[_SUBGRAPH]!r}; use MXNet's "
-            "Convolution there, or a loop of Python"
+            f"expected a graph without control flow around {name}, got one inside {attributes[_SUBGRAPH]!r}; use "
+            "MXNet's own operators there, or a loop of Python"
         )
 
 
