@@ -7,6 +7,7 @@ about 50 microseconds per copy, whatever the size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -161,11 +162,9 @@ def with_retry(gpus: Sequence[Gpu], attempt: Callable[[bool], Result]) -> Result
 
     The caller holds the GPUs' locks. Raises DeviceError if the second attempt lacks memory too.
     """
-    try:
+    with suppress(RetryError):
         return attempt(True)
-    except RetryError:
-        pass
-    # Not in the except clause: the error's traceback would keep the arrays of the first attempt.
+    # Not in an except clause: the error's traceback would keep the arrays of the first attempt.
     for gpu in gpus:
         free_memory(gpu)
     try:
