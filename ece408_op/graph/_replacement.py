@@ -71,7 +71,7 @@ def replace(
             result.left[key] = "; ".join(reasons)
         else:
             chosen.append((node, attributes))
-    taken = taken | {location.node.name for location in graph.locations("")}
+    taken = taken | {node.name for node, *_ in graph.locations("")}
     new_names = (name for name in map("new{}".format, count()) if not taken & _names_of(name))
     parameters = _parameters_of(graph, [node for node, _ in chosen], names) if renames else set()
     for (node, attributes), name in zip(chosen, new_names):

@@ -65,15 +65,6 @@ class Node:
         return self.attrs.get("op_type", self.op) if self.op == "Custom" else self.op
 
 
-class Location(NamedTuple):
-    """A node, its graph, a label for error messages, and the names of the nodes around that graph, outermost first."""
-
-    node: Node
-    graph: Graph
-    label: str
-    parents: tuple[str, ...]
-
-
 @dataclass
 class Graph:
     """A symbol: its nodes, its outputs (``heads``) and the graph's attributes, such as MXNet's version.
@@ -111,19 +102,23 @@ class Graph:
         need no upgrade, so this text has the version 1.9.1 for them, which avoids the message.
         """
         version = (self.attrs.get("mxnet_version") or [0])[-1]
-        old = any(OLD_HIDDEN.fullmatch(key) for place in self.locations("") for key in place.node.attrs)
+        old = any(OLD_HIDDEN.fullmatch(key) for node, *_ in self.locations("") for key in node.attrs)
         current = not old and isinstance(version, int) and _UNCHANGED_SINCE <= version < _TODAY
         attrs = {**self.attrs, "mxnet_version": ["int", _TODAY]} if current else self.attrs
         return replace(self, attrs=attrs).dump()
 
-    def locations(self, where: str) -> Iterator[Location]:
-        """Iterate over every node, including those in subgraphs."""
+    def locations(self, where: str) -> Iterator[tuple[Node, Graph, str, tuple[str, ...]]]:
+        """Iterate over every node, including those in subgraphs.
+
+        Yields a node, its graph, a label for error messages, and the names of the nodes around that graph, outermost
+        first.
+        """
         stack: list[tuple[Graph, str, tuple[str, ...]]] = [(self, where, ())]
         while stack:
             graph, label, parents = stack.pop()
             for index, node in enumerate(graph.nodes):
                 here = _label(label, index, node.name)
-                yield Location(node, graph, here, parents)
+                yield node, graph, here, parents
                 stack += [(inner, here, (*parents, node.name)) for inner in node.subgraphs]
 
     def uses(self) -> Counter[int]:
