@@ -14,13 +14,8 @@ from . import mxnet_errors
 _queued: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
 
-
-class _Context(ctypes.Structure):
-    """MXNet's Context: the device's kind and number; the default is the CPU."""
-
-    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int32))
-
-
+#: MXNet's Context of mx.cpu(): the device's kind and number.
+_CPU = (ctypes.c_int32 * 2)(1, 0)
 #: MXNet calls this with its own context and the number of a queued function.
 _run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda context, number: _queued.pop(number)())
 
@@ -48,7 +43,7 @@ def queue(work: Callable[[], None], reads: Sequence[Any], writes: Sequence[Any],
     read, written = handles
     mx.base.check_call(
         mx.base._LIB.MXEnginePushSyncND(
-            _run, ctypes.c_void_p(number), None, ctypes.byref(_Context(1, 0)),
+            _run, ctypes.c_void_p(number), None, ctypes.byref(_CPU),
             read, len(reads), written, len(writes), None, 0, name.encode(),
         )
     )  # fmt: skip
