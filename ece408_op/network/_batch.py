@@ -144,7 +144,7 @@ class Batch:
 
     def _measured(self, convolve: Call) -> Interval:
         """Block the stream until a convolution and both events are queued, so that launch time is not measured."""
-        with self._gpu.blocker.blocked(self._gpu.stream, self.data[0][0]):
+        with self._gpu.blocked():
             return self._between_events(convolve)
 
     @staticmethod

@@ -133,10 +133,32 @@ class Gpu:
         with self.device, cuda.reported("the host context"):
             #: The compute stream, and the stream of copies from and to pinned arrays, which take turns on the link.
             self.stream, self.pinned_stream = (self.cuda.Stream(non_blocking=True) for _ in range(2))
-            self.blocker = _StreamBlocker(self.pinned(ITEM_BYTES * 2))
+            #: For ``blocked``: pinned memory with the number of the last context that has ended, and the kernel.
+            self._flag = np.frombuffer(self.pinned(2 * ITEM_BYTES), np.int64, 1)
+            self._flag[0] = self._blocks = 0
+            self._spin: Any = None
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
                 self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Make the compute stream wait until this context ends; contexts must not overlap. The GPU is the current one.
+
+        Otherwise the time between two events in the context would include Python's time: while other threads run, a
+        kernel is launched 0.1 ms or more after the event in front of it.
+        """
+        if self._spin is None:
+            plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
+            self._spin = cuda.compiled(cuda.Program("spin", _SPIN, (), plan), self.device.id).function("spin", 0)
+        self._blocks += 1
+        args = (np.int64(self._flag.ctypes.data), np.int64(self._blocks), np.int64(_SPIN_NANOSECONDS))
+        with self.stream:
+            self._spin((1, 1, 1), (1, 1, 1), args)
+        try:
+            yield
+        finally:
+            self._flag[0] = self._blocks
 
     def pinned(self, size: int) -> Any:
         """Return ``size`` bytes of pinned host memory."""
@@ -217,7 +239,7 @@ class Gpu:
         """Run a layer's kernel and passes once, untimed, unless they have run: that compiles and loads them."""
         key = (kernel.name, part, work.bias)
         if key not in self.warm:
-            with self.blocker.blocked(self.stream, work.arrays(part, 0)[0]):
+            with self.blocked():
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
             for first in (0, 1):  # both cases of ``after_kernel``: the first chunk fills the sums, later ones add
@@ -276,7 +298,7 @@ class _Work:
     def compute(self, chunk: Chunk) -> Any:
         problem, stream = self._problem.with_batch(chunk.images), self._gpu.stream
         arrays = self.arrays(problem, chunk.stage)
-        with self._gpu.device, self._gpu.blocker.blocked(stream, arrays[0]):
+        with self._gpu.device, self._gpu.blocked():
             if self._sums and chunk.overlap:
                 # The previous chunk's sum includes these images already, so zero them.
                 for array in arrays[:2]:
@@ -324,38 +346,6 @@ class _Work:
     def seconds(self) -> float:
         """Return the kernels' total time in seconds; all work must have ended."""
         return sum(self._gpu.cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
-
-
-class _StreamBlocker:
-    """Makes a stream wait until all of a chunk's work is queued on it.
-
-    Otherwise the time between two events would include Python's time: while other threads run, a kernel is launched
-    0.1 ms or more after the event in front of it.
-    """
-
-    def __init__(self, memory: Any) -> None:
-        self._flag = np.frombuffer(memory, np.int64, 1)
-        self._flag[0] = 0
-        self._number = 0
-        self._kernel: Any = None
-
-    @contextmanager
-    def blocked(self, stream: Any, array: Any) -> Iterator[None]:
-        """Make a stream wait until this context ends; contexts must not overlap.
-
-        The stream is of the current device, where the CuPy array is.
-        """
-        if self._kernel is None:
-            plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
-            self._kernel = cuda.compiled(cuda.Program("spin", _SPIN, (), plan), array.device.id).function("spin", 0)
-        self._number += 1
-        args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_SPIN_NANOSECONDS))
-        with stream:
-            self._kernel((1, 1, 1), (1, 1, 1), args)
-        try:
-            yield
-        finally:
-            self._flag[0] = self._number
 
 
 _gpus: dict[int, Gpu] = {}

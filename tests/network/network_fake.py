@@ -163,12 +163,12 @@ class Gpu:
     def __init__(self, threads=4, number=-1):
         self.cuda, self.device, self.stream, self.pinned_stream = fake_cupy().cuda, Device(number), Stream(), Stream()
         self.lock, self.threads, self.staging = threading.Lock(), threads, SimpleQueue()
-        self.blocker = SimpleNamespace(blocked=lambda stream, array: nullcontext())
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
     copy, copy_pinned, wait_for = host_context.Gpu.copy, host_context.Gpu.copy_pinned, host_context.Gpu.wait_for
     _queue_copy = host_context.Gpu._queue_copy
+    blocked = nullcontext
 
     def pinned(self, size):
         return np.full(size, 0xFF, np.uint8)
