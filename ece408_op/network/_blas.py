@@ -60,23 +60,14 @@ class Blas:
         if status:
             raise DeviceError(f"{name}: expected status 0 of cuBLAS, got {status}")
 
-    def multiply(
-        self,
-        a: Any,
-        b: Any,
-        out: int,
-        sizes: tuple[int, int, int],
-        strides: tuple[int, int, int] = (0, 0, 0),
-        count: int = 1,
-        transposed: bool = False,
-    ) -> None:
-        """Compute out = a b, or a b^T, in float32 for ``count`` products, on the current stream.
+    def multiply(self, a: Any, b: Any, out: Any, transposed: bool) -> None:
+        """Compute out = a b, or a b^T, on the current stream for stacks of C-contiguous float32 matrices.
 
-        sizes: rows, columns and length of the sums. a (rows, length), b (length, columns) or, transposed, (columns,
-        length), and out (rows, columns) are addresses of C-contiguous matrices. strides: elements from one product to
-        the next in a, b and out.
+        a (count, rows, length), b (count, length, columns) or, transposed, (count, columns, length), and out (count,
+        rows, columns); the count of a or b may be 1.
         """
-        rows, columns, length = sizes
+        (count, rows, columns), length = out.shape, a.shape[2]
+        strides = [array[0].size if len(array) > 1 else 0 for array in (a, b)]
         self._call("cublasSetStream_v2", cuda.cupy().cuda.get_current_stream().ptr)
         # cublasSetStream resets the workspace to cuBLAS's own.
         self._call("cublasSetWorkspace_v2", self._workspace.ptr, _WORKSPACE_BYTES)
@@ -84,22 +75,19 @@ class Blas:
         second = (_TRANSPOSED, length) if transposed else (_PLAIN, columns)
         self._call(
             "cublasGemmStridedBatchedEx", second[0], _PLAIN, columns, rows, length, self._one.ctypes.data,
-            b, _FLOAT, second[1], strides[1], a, _FLOAT, length, strides[0], self._zero.ctypes.data,
-            out, _FLOAT, columns, strides[2], count, _COMPUTE_FLOAT, _DEFAULT,
+            b.data.ptr, _FLOAT, second[1], strides[1], a.data.ptr, _FLOAT, length, strides[0], self._zero.ctypes.data,
+            out.data.ptr, _FLOAT, columns, rows * columns, count, _COMPUTE_FLOAT, _DEFAULT,
         )  # fmt: skip
 
 
 @cache
 def blas(device: int) -> Blas:
-    """Return cuBLAS for the GPU of that number, which the caller has made the current one."""
+    """Return cuBLAS for the GPU of that number, the current one."""
     return Blas()
 
 
 class GpuArrays(Arrays):
     """CuPy on the current device and stream, for the operators' own methods."""
-
-    def __init__(self, device: int) -> None:
-        self._device = device
 
     @property
     def xp(self) -> Any:  # type: ignore[override]
@@ -109,10 +97,7 @@ class GpuArrays(Arrays):
     def matmul(self, a: Any, b: Any, out: Any, transposed: bool = False) -> None:
         """Multiply two stacks of float32 matrices, or a and the transposed b; a stack of one matrix is broadcast."""
         a, b = (self.xp.ascontiguousarray(array) for array in (a, b))
-        count, rows, columns = out.shape
-        strides = (a[0].size if len(a) > 1 else 0, b[0].size if len(b) > 1 else 0, rows * columns)
-        addresses = a.data.ptr, b.data.ptr, out.data.ptr
-        blas(self._device).multiply(*addresses, (rows, columns, a.shape[2]), strides, count, transposed)
+        blas(cuda.cupy().cuda.runtime.getDevice()).multiply(a, b, out, transposed)
 
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function."""

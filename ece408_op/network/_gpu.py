@@ -47,11 +47,11 @@ class Chooser:
     impl: "auto" or "cudnn". precision: that of kernels chosen by "auto". A ``New`` node's own values override both.
     """
 
-    def __init__(self, impl: str, precision: str, device: int, chip: Chip) -> None:
-        self.impl, self.precision, self.device, self.chip = impl, precision, device, chip
+    def __init__(self, impl: str, precision: str, chip: Chip) -> None:
+        self.impl, self.precision, self.chip = impl, precision, chip
         if impl == CUDNN:
             cudnn.library()
-        self.arrays = GpuArrays(device)
+        self.arrays = GpuArrays()
 
     def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> SplitUse | None:
         """Return how a node may compute split activations, or None: see ``_formats.Accepts``."""

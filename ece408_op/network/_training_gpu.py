@@ -35,7 +35,6 @@ class GpuOperators(GpuArrays):
     """Computes nodes on one GPU, with CuPy on the current device and stream."""
 
     def __init__(self, chooser: Chooser) -> None:
-        super().__init__(chooser.device)
         self.chooser = chooser
         self.rank: Rank | None = None
 

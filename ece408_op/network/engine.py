@@ -84,7 +84,7 @@ class Engine:
         self.network = parse(text).fused()
         self.gpu: Gpu = host_context.gpu(number)
         with self.gpu.device, self.gpu.stream:
-            self.chooser = Chooser(impl, precision, number, cuda.chip(number))
+            self.chooser = Chooser(impl, precision, cuda.chip(number))
         #: The batch made for each of the last data shapes, the newest last.
         self.batches: OrderedDict[tuple[Any, ...], ChunkedBatch] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]

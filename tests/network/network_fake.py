@@ -255,10 +255,10 @@ class Chooser(engine.Chooser):
 
     chosen: dict = {}
 
-    def __init__(self, impl, precision, device, chip):
-        # The package caches cuBLAS by device.
-        super().__init__(impl, precision, "none", chip)
-        self.arrays = Arrays()
+    def __init__(self, impl, precision, chip):
+        super().__init__(impl, precision, chip)
+        matmul, self.arrays = self.arrays.matmul, Arrays()
+        self.arrays.matmul = lambda a, b, out, **words: matmul(a, b, out.view(Array), **words)  # by cuBLAS
 
     def choose(self, node, inputs, output, *values):
         chosen = super().choose(node, inputs, output, *values)

@@ -271,7 +271,7 @@ def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filte
 def test_a_cuda_graph_repeats_a_batch_norm_only_if_its_parameters_are_known(known):
     """Otherwise it allocates memory at each call."""
     network = fused(S.BatchNorm(data, name="norm"), {"data": (2, 3, 4)})
-    chooser = Chooser("auto", "float32", 0, H200)
+    chooser = Chooser("auto", "float32", H200)
     schedule = Schedule(network, network.infer([(2, 3, 4)]), chooser.choose, chooser.accepts)
     schedule.prepare({number: np.ones(3, "f") for number in network.parameters if known})
     assert schedule.repeatable is known
