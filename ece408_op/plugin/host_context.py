@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from queue import SimpleQueue
@@ -99,8 +99,7 @@ def convolve(
     constants, inputs, outputs = ([arrays[name] for name in names] for names in named)
     with context.lock, context.device, cuda.reported(kernel.name):
         try:
-            context.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
-            context.warm_up(work, kernel, part)
+            work.prepare(part, min(STAGES, len(chunks)))
             threads = context.threads if problem.bytes >= _WORTH_THREADS else 1
             start = time.perf_counter()
             elements = STAGING_BYTES // ITEM_BYTES
@@ -208,13 +207,6 @@ class Gpu:
 
         parallel_for(work, ceil_div(flat.size, most), self.threads)
 
-    def make_room(self, wanted: Mapping[tuple[str, int], int], part: ConvProblem) -> None:
-        """Allocate device buffers of at least the wanted bytes. part: a chunk's problem, for error messages."""
-        for key, size in wanted.items():
-            if key not in self.buffers or self.buffers[key].mem.size < size:
-                self.buffers.pop(key, None)
-                self.buffers[key] = self.allocate(size, part)
-
     def allocate(self, size: int, part: ConvProblem) -> Any:
         """Return ``size`` bytes of zeroed device memory; raises DeviceError if there is no room."""
         errors = (self.cuda.runtime.CUDARuntimeError, self.cuda.memory.OutOfMemoryError)
@@ -231,23 +223,9 @@ class Gpu:
                     f"the GPU's memory: expected room for {part} {STAGES} times over, got {free >> 20} of "
                     f"{total >> 20} MB free; end other programs on the GPU, or use smaller images or fewer filters"
                 ) from error
-        # The warm-up run of a kernel reads this memory before any data is copied in.
+        # The first run of a kernel reads this memory before any data is copied in.
         self.cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
         return self.cuda.MemoryPointer(memory, 0)
-
-    def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
-        """Run a layer's kernel and passes once, untimed, unless they have run: that compiles and loads them."""
-        key = (kernel.name, part, work.bias)
-        if key not in self.warm:
-            with self.blocked():
-                pass
-            kernel.run(part, *work.arrays(part, 0), self.stream)
-            for first in (0, 1):  # both cases of ``after_kernel``: the first chunk fills the sums, later ones add
-                work.after_kernel(part, first)
-            work.finish()
-            self.warm[key] = True
-        # Copies must not begin before new memory is zeroed and the warm-up run has ended.
-        cuda.wait(kernel.name, self.stream)
 
     def wait(self) -> None:
         """Wait for all work of the call, also after an error, because the next call uses the same buffers."""
@@ -280,8 +258,26 @@ class _Work:
         self._names = {CONSTANT: self.constants, INPUT: self.inputs, OUTPUT: self.outputs}
         self._sums = chunks > 1 and not self.outputs
 
-    def sizes(self, part: ConvProblem, stages: int) -> dict[tuple[str, int], int]:
-        """Return the bytes of the device buffers by array and stage. part: the problem of one chunk."""
+    def prepare(self, part: ConvProblem, stages: int) -> None:
+        """Allocate device buffers, and run kernel and passes once, untimed, unless they have run for such a chunk."""
+        gpu, key = self._gpu, (self._kernel.name, part, self.bias)
+        for name, size in self._sizes(part, stages).items():
+            if name not in gpu.buffers or gpu.buffers[name].mem.size < size:
+                gpu.buffers.pop(name, None)
+                gpu.buffers[name] = gpu.allocate(size, part)
+        if key not in gpu.warm:
+            with gpu.blocked():
+                pass
+            self._kernel.run(part, *self.arrays(part, 0), gpu.stream)
+            for first in (0, 1):  # both cases of ``after_kernel``: the first chunk fills the sums, later ones add
+                self.after_kernel(part, first)
+            self.finish()
+            gpu.warm[key] = True
+        # Copies must not begin before new memory is zeroed and the first run has ended.
+        cuda.wait(self._kernel.name, gpu.stream)
+
+    def _sizes(self, part: ConvProblem, stages: int) -> dict[tuple[str, int], int]:
+        """Return the bytes of the device buffers by array and stage."""
         shapes = {"x": part.x_shape, "y": part.y_shape}
         wanted = {(name, stage): ITEM_BYTES * prod(shapes[name]) for stage in range(stages) for name in shapes}
         wanted[_WEIGHT, 0] = ITEM_BYTES * prod(part.w_shape)
