@@ -13,6 +13,7 @@ from ece408_op.graph.symbol_graph import Node
 from ece408_op.plugin import op_times
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
+from ece408_op.runtime.compile_ahead import compile_ahead
 
 from ._definition import Shape
 from ._gpu import Chooser
@@ -48,13 +49,11 @@ def _op_time(node: Node, image: Shape, implementation: str, images: int, seconds
 class Batch:
     """The network for chunks of ``images`` images: one block of memory, and sets of data and output buffers.
 
-    whole: the chunk is the whole batch, so that one set suffices.
+    One set suffices if a chunk is the whole batch.
     """
 
-    def __init__(
-        self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: Sequence[Shape], whole: bool
-    ) -> None:
-        cp = cuda.cupy()
+    def __init__(self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: Sequence[Shape]) -> None:
+        cp, whole = cuda.cupy(), images == data[0][0]
         self.images, self._gpu = images, gpu
         shapes = network.infer(data, None if whole else images)
         self.schedule = Schedule(network, shapes, chooser.choose, chooser.accepts)
@@ -62,6 +61,7 @@ class Batch:
         stages = range(1 if whole else STAGES)
         self.data = [[cp.zeros(shapes[value], np.float32) for value in network.data] for _ in stages]
         self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
+        self._network, self._parameters = network, dict[int, Any]()
         self._bound: dict[tuple[int, ...], _Bound] = {}
         timed = (one for one in self.schedule.computations.values() if isinstance(one, Timed))
         self._convolutions = [one for one in timed if isinstance(one.node.operator, Convolution)]
@@ -78,27 +78,29 @@ class Batch:
     def prepare(self, parameters: dict[int, Any]) -> None:
         """Take new parameters, by value's number."""
         self.schedule.prepare(parameters)
+        self._parameters = parameters
         self._bound.clear()
 
-    def launch(self, parameters: dict[int, Any], given: dict[int, Any]) -> None:
-        """Launch everything once; within ``compile_ahead``, only list the programs to compile."""
-        self.prepare(parameters)
-        self.run(given, self.data[0])
+    def warm_up(self, parameters: dict[int, Any]) -> None:
+        """Compile and run everything once before timed runs, and measure the convolutions' shares of the time."""
 
-    def warm_up(self, given: dict[int, Any]) -> None:
-        """Run everything, so that no timed run is a first one, and measure the convolutions' shares of the time."""
-        self.run(given, self.data[0])
+        def launch() -> None:
+            self.prepare(parameters)
+            self.run(self.data[0])
+
+        compile_ahead(launch, self._gpu.device.id)
+        launch()
         if self.schedule.repeatable:
-            self._call(self._bound_to(given, self.data[0]), self._measured)
-            self.run(given, self.data[0], timed=True)
+            self._call(self._bound_to(self.data[0]), self._measured)
+            self.run(self.data[0], timed=True)
             self._gpu.stream.synchronize()
             self.seconds = _seconds(self._graph_runs)
             self._shares = np.array([_seconds(one.intervals) / self.seconds for one in self._convolutions])
             self.take()
 
-    def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
+    def run(self, data: Sequence[Any], timed: bool = False) -> list[Any]:
         """Queue the network's work on the current stream; return its outputs, which the next run overwrites."""
-        bound = self._bound_to(given, data)
+        bound = self._bound_to(data)
         bound.runs += 1
         if bound.runs > 1 and self.schedule.repeatable:
             if bound.graph is None:
@@ -134,11 +136,12 @@ class Batch:
             for one in self._convolutions:
                 one.measure = None
 
-    def _bound_to(self, given: dict[int, Any], data: Sequence[Any]) -> _Bound:
+    def _bound_to(self, data: Sequence[Any]) -> _Bound:
         key = tuple(array.data.ptr for array in data)
         if key not in self._bound:
             if len(self._bound) > STAGES:
                 self._bound.clear()
+            given = {**self._parameters, **dict(zip(self._network.data, data))}
             self._bound[key] = _Bound(*self.schedule.bind(given, self._view))
         return self._bound[key]
 

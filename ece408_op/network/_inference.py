@@ -340,8 +340,7 @@ class _Share:
 
     def _run(self, chunk: Chunk) -> list[Any]:
         batch = self._batches[chunk.stage]
-        data = batch.data[chunk.stage]
-        return batch.run(self.engine.given(data), data, timed=True)
+        return batch.run(batch.data[chunk.stage], timed=True)
 
 
 def _new(chunk: Chunk) -> slice:

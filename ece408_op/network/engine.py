@@ -25,7 +25,6 @@ from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import c_calls, cuda
 from ece408_op.runtime.bounded_dict import BoundedDict
-from ece408_op.runtime.compile_ahead import compile_ahead
 from ece408_op.runtime.copy_pipeline import Chunk, chunks_of
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
@@ -127,11 +126,7 @@ class Engine:
             if not self.has(self.sent):
                 self.send(self.sent)
             (batch,) = self.chunks([array.shape for array in data], whole_batch=True).batches
-            return batch.run(self.given(data), data)
-
-    def given(self, data: Sequence[Any]) -> dict[int, Any]:
-        """Return data and parameters on the GPU by value."""
-        return {**self._parameters, **dict(zip(self.network.data, data))}
+            return batch.run(data)
 
     def copied(self, parameters: Sequence[int]) -> list[np.ndarray]:
         """Return copies of parameters at these addresses."""
@@ -251,11 +246,8 @@ class Engine:
     def _batch(self, images: int, data: Sequence[Shape]) -> Batch:
         """Return a batch size's schedule and memory, with kernels compiled and run once: no first run is timed."""
         with self.gpu.stream:
-            batch = Batch(self.network, self.chooser, self.gpu, images, data, images == data[0][0])
-            given = self.given(batch.data[0])
-            compile_ahead(lambda: batch.launch(self._parameters, given), self.gpu.device.id)
-            batch.prepare(self._parameters)
-            batch.warm_up(given)
+            batch = Batch(self.network, self.chooser, self.gpu, images, data)
+            batch.warm_up(self._parameters)
         cuda.wait("network", self.gpu.stream)
         return batch
 
