@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
@@ -51,6 +51,8 @@ MEMORY_SHARE = 0.8
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 #: The bytes of parameters per comparison.
 _COMPARED_BYTES = 4 << 20
+#: The address of C's memcmp.
+_MEMCMP = c_calls.address_of(ctypes.CDLL(None).memcmp)
 #: The most data shapes per engine, and engines without a network, that stay in memory.
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
 
@@ -109,7 +111,7 @@ class Engine:
         def compare(part: np.ndarray) -> None:
             rows, (numbers, first, _) = part.copy(), part.T
             rows[:, 0], rows[:, 1] = given[numbers] + first, sent[numbers] + first
-            if c_calls.any_nonzero(_memcmp(), rows):
+            if c_calls.any_nonzero(_MEMCMP, rows):
                 differ.set()
 
         rows = self._comparisons[given[self._comparisons[:, 0]] != 0] if len(given) else self._comparisons[:0]
@@ -269,11 +271,6 @@ def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _TH
     """Return the number of threads that copy ``copied`` bytes: one per ``each`` bytes, up to a limit."""
     most = min(most, _SHARED_THREADS) if getattr(_sharing, "gpus", 1) > 1 else most
     return max(1, min(gpu.threads, most, copied // each))
-
-
-@cache
-def _memcmp() -> int:
-    return c_calls.address_of(ctypes.CDLL(None).memcmp)
 
 
 def _comparisons(sizes: Sequence[int]) -> np.ndarray:
