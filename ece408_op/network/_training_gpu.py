@@ -8,7 +8,6 @@ its relu. The operators' own methods compute all others with CuPy and cuBLAS.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -32,17 +31,13 @@ _FILLING = 2048
 
 
 class GpuOperators(GpuArrays):
-    """Computes nodes on one GPU, with CuPy on the current device and stream."""
+    """Computes nodes on one GPU, with CuPy on the current device and stream.
 
-    def __init__(self, chooser: Chooser) -> None:
-        self.chooser = chooser
-        self.rank: Rank | None = None
+    rank: that of the GPU's share of a batch; BatchNorm exchanges its sums with the other ranks.
+    """
 
-    def of(self, rank: Rank) -> GpuOperators:
-        """Return a copy for one GPU's share of a batch, in which BatchNorm exchanges its sums with the other ranks."""
-        found = copy(self)
-        found.rank = rank if rank.size > 1 else None
-        return found
+    def __init__(self, chooser: Chooser, rank: Rank | None = None) -> None:
+        self.chooser, self.rank = chooser, rank if rank and rank.size > 1 else None
 
     def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
         """Fill ``out`` with the node's output after its epilogue; return the data for ``gradients``."""

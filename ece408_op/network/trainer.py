@@ -46,7 +46,7 @@ class Trainer:
         self._unfused = parse(text)
         self.network = self._unfused.fused_for_training()
         self._gpus = [engine.gpu for engine in engines]
-        self._operators = [GpuOperators(engine.chooser) for engine in engines]
+        self._choosers = [engine.chooser for engine in engines]
         self._graphs, self._repeats = GraphCache(), not self.network.is_random
         #: The kinds of passes that have run, with the shapes of their data.
         self._known: BoundedDict[Hashable, bool] = BoundedDict(64)
@@ -86,7 +86,8 @@ class Trainer:
                 given = dict(zip((*network.data, *network.parameters), arrays))
                 shapes = network.infer([array.shape for array in inputs[: len(data)]])
                 own_seed = seed + (rank.number << _SEED_SHIFT)
-                found = _training.forward(network, self._operators[rank.number].of(rank), given, shapes, own_seed)
+                operators = GpuOperators(self._choosers[rank.number], rank)
+                found = _training.forward(network, operators, given, shapes, own_seed)
                 changed = [] if rank.number else [found.states.get(number, given[number]) for number in states]
                 values = [*(found.values[value] for value in network.outputs), *changed]
                 return packing_of(results).packed(values), found
@@ -149,7 +150,7 @@ class Trainer:
         checks = [lambda: mark(deferred.values()), *meanwhile]
 
         def compute_share(rank: Rank, graphs: Graphs | None) -> Gradients:
-            operators = self._operators[rank.number].of(rank)
+            operators = GpuOperators(self._choosers[rank.number], rank)
             return one.compute(rank, operators, graphs, () if rank.number else checks, first)
 
         gpus = self._gpus[: len(before.shares)]

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy_operators
 import pytest
-from numpy_operators import LAUNCHES
+from numpy_operators import LAUNCHES, Launches
 from plan_runs import launch_all, races, run_plan
 
 from ece408_op.core.kernel import EPS32
@@ -143,7 +143,7 @@ def test_batch_norm_of_a_batch_that_two_gpus_share(fixed, relu, emulated):
     totals = np.zeros((2, 7))
     for part, mine in enumerate(shares):
         rank, out = Shares(part, (2, 3), sums(shares[1 - part])), np.full(x[mine].shape, np.nan, "f")
-        inputs, operators = (x[mine], *vectors), LAUNCHES.of(rank)
+        inputs, operators = (x[mine], *vectors), Launches(None, rank)
         saved = operators.batch_norm(norm, relu, inputs, out)
         to_data, *others = operators.batch_norm_gradients(norm, relu, Trained(inputs, out, saved), dy[mine], True)
         # The factors, their products with x (up to 7 standard deviations from 0) and sums are rounded.
