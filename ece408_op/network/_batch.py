@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ece408_op.graph.symbol_graph import Node
-from ece408_op.plugin import op_times
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
 from ece408_op.runtime.compile_ahead import compile_ahead
@@ -41,11 +38,6 @@ def _seconds(intervals: Iterable[Interval]) -> float:
     return sum(elapsed(start, end) for start, end in intervals) / 1000
 
 
-def _op_time(node: Node, image: Shape, implementation: str, images: int, seconds: float) -> op_times.OpTime:
-    """Return the record of a convolution's time; image: the shape of one image of its data."""
-    return op_times.OpTime(node.name, node.operator.problem((images, *image)), implementation, "gpu", float(seconds))
-
-
 class Batch:
     """The network for chunks of ``images`` images: one block of memory, and sets of data and output buffers.
 
@@ -65,10 +57,9 @@ class Batch:
         self._bound: dict[tuple[int, ...], _Bound] = {}
         timed = (one for one in self.schedule.computations.values() if isinstance(one, Timed))
         self._convolutions = [one for one in timed if isinstance(one.node.operator, Convolution)]
-        #: Functions that make the convolutions' records, and hold none of the GPU's memory.
+        #: Each convolution's node, the shape of one image of its data, and its implementation.
         self.records = [
-            partial(_op_time, one.node, self.schedule.plan.shapes[one.node.inputs[0].node][1:], one.name)
-            for one in self._convolutions
+            (one.node, self.schedule.plan.shapes[one.node.inputs[0].node][1:], one.name) for one in self._convolutions
         ]
         #: The seconds of a run, 0 if unknown, and each convolution's share of that time.
         self.seconds = 0.0

@@ -73,7 +73,10 @@ class ChunkedBatch(NamedTuple):
                     seconds = np.sum([one() for one in taken], axis=0)
             except DeviceError:  # a GPU that has failed since does not report its times
                 return []
-            return [record(images, float(one)) for record, one in zip(records, seconds)]
+            return [
+                op_times.OpTime(node.name, node.operator.problem((images, *image)), name, "gpu", float(one))
+                for (node, image, name), one in zip(records, seconds)
+            ]
 
         return op_times.Later(made)
 
