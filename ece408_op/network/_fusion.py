@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ece408_op.core.dispatch import AUTO
 from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import Entry, Graph, Node
 
@@ -21,7 +22,7 @@ from ._definition import ONE, SHAPE, UNBOUNDED, Arrays, Bounds, Operator
 from ._elementwise import Activation, Clip, Elementwise, Function, is_prelu
 from ._layers import BatchNorm, Convolution, Pooling
 from ._passes import MOST_OPERANDS
-from ._shaping import Identity
+from ._shaping import Identity, Pad
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,14 @@ def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
     if is_unary(node) and feeding.operator.takes_epilogue:
         return replace(feeding, epilogue=node.operator)
     convolution, own = feeding.operator, node.operator
+    if isinstance(convolution, Pad):
+        *_, top, bottom, left, right = convolution.pad_width
+        zeros = (convolution.mode, convolution.constant_value, top, left) == ("constant", 0, bottom, right)
+        # Not into a New that names its implementation, which may not support padding.
+        if not zeros or own.op not in ("Convolution", "New") or own.impl != AUTO or node.inputs[0].node != before:
+            return None
+        padded = replace(own, pad=(own.pad[0] + top, own.pad[1] + left))
+        return replace(node, operator=padded, inputs=[*feeding.inputs, *others])
     if not isinstance(convolution, (Convolution, Combination)) or convolution.residual:
         return None
     if own.op == "elemwise_add":

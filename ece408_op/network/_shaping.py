@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, integer, number, pair, sizes
+from ._elementwise import reduced_to
 
 
 class Identity(Operator):
@@ -192,6 +194,51 @@ class Slice(Operator):
         part = found[self._of(found.shape, gradient.shape)]
         part[...] = gradient.reshape(part.shape)
         return [found, *[None] * (len(wanted) - 1)]
+
+
+@dataclass(frozen=True)
+class Pad(Operator):
+    """Elements added before and after each axis: a constant, the edge's element, or the elements next to it mirrored.
+
+    ``pad_width`` has their numbers: before and after the first axis, and so on.
+    """
+
+    names = ("Pad",)
+    moves = True
+    mode: str = choice("constant", "edge", "reflect")
+    pad_width: tuple[int, ...] = sizes()
+    constant_value: float = number(0.0)
+
+    def check(self) -> None:
+        # MXNet takes negative numbers, but its gradient then reads outside its array.
+        if len(self.pad_width) not in (8, 10) or min(self.pad_width) < 0:
+            raise Unsupported(f"pad_width: expected 8 or 10 whole numbers of at least 0, got {self.pad_width}")
+
+    def _parts(self, x: Shape) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Yield the indices of parts of the output, and those of the parts of an array of shape x that fill them."""
+        axes, edge = [], self.mode == "edge"
+        for n, before, after in zip(x, self.pad_width[::2], self.pad_width[1::2]):
+            axes.append([(slice(before, before + n), slice(None))])
+            if before and self.mode != "constant":
+                axes[-1].append((slice(before), slice(1) if edge else slice(before, 0, -1)))
+            if after and self.mode != "constant":
+                mirrored = slice(before + n + after - 1, before + n - 1, -1)
+                axes[-1].append((mirrored, slice(n - 1, n) if edge else slice(n - 1 - after, n - 1)))
+        for parts in product(*axes):
+            yield tuple(part for part, _ in parts), tuple(source for _, source in parts)
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        if self.mode == "constant":
+            out[...] = np.float32(self.constant_value)
+        for part, source in self._parts(inputs[0].shape):
+            out[part] = inputs[0][source]
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        found = arrays.xp.zeros(given.inputs[0].shape, np.float32)
+        for part, source in self._parts(found.shape):
+            place = found[source]
+            place += reduced_to(arrays.xp, gradient[part], place.shape)
+        return [found]
 
 
 @dataclass(frozen=True)

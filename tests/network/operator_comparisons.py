@@ -117,6 +117,15 @@ def moved(sizes, random):
     return found
 
 
+def padded(sizes, random):
+    """Return symbols of Pad in each mode; data of one row or column are not mirrored."""
+    widths = [random.randint(0, 3) for _ in sizes[2:] for _ in range(2)]
+    mirrored = [min(width, sizes[2 + place // 2] - 1) for place, width in enumerate(widths)]
+    found = [S.Pad(data, mode=mode, pad_width=(0, 0, 0, 0, *widths)) for mode in ("constant", "edge")]
+    found += [S.Pad(data * 2, mode="constant", pad_width=(0, 0, 0, 0, *widths), constant_value=-0.3)]
+    return [*found, S.Pad(data, mode="reflect", pad_width=(0, 0, 0, 0, *mirrored))]
+
+
 def resampled(size, kind):
     """Return a symbol of AdaptiveAvgPooling2D, or of BilinearResize2D with aligned corners or without."""
     if kind == "mean":

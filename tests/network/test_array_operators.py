@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from random import Random
 
 import numpy as np
 import operator_comparisons as case
@@ -152,6 +153,15 @@ def test_resampling(way, kind, image, size):
 def test_moving(way, sizes, random):
     for symbol in case.moved(sizes, random):
         case.check(symbol, {"data": sizes}, way, 1, 9)
+
+
+@case.covers("Pad")
+@given(sizes=st.lists(st.integers(1, 5), min_size=4, max_size=5), random=st.randoms(use_true_random=False))
+@example(sizes=[1, 1, 1, 1], random=Random(0))
+@case.examples(25)
+def test_padding(way, sizes, random):
+    for symbol in case.padded(sizes, random):
+        case.check(symbol, {"data": tuple(sizes)}, way, 1, 16)
 
 
 @case.covers("transpose", "Concat", "mean", "sum", "max", "min")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -147,6 +148,8 @@ def test_attributes_and_inputs_are_checked():
     assert error("Reshape", shape="(a,)") == "(Reshape): shape: expected whole numbers, got (a,)"
     assert error("softmax", use_length="1") == "(softmax): use_length: expected False, got 1"
     assert "(Pooling): pad: expected less than" in error("Pooling", kernel="(2, 2)", pad="(2, 2)")
+    assert error("Pad", pad_width="(0, 0)").endswith("expected 8 or 10 whole numbers of at least 0, got (0, 0)")
+    assert "of at least 0, got (0, 0, 0, 0, -1" in error("Pad", pad_width="(0, 0, 0, 0, -1, 0, 0, 0)")
     assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
 
 
@@ -265,6 +268,29 @@ def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filte
     ):
         nodes = [node.op for _, node in fused(symbol, {"data": (2, 3, 8, 8)}).operators]
         assert sorted(nodes) == sorted(ops)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words", "joined"),
+    [
+        (S.Convolution, {}, True),
+        (partial(S.Custom, op_type="New"), {}, True),
+        (partial(S.Custom, op_type="New", impl="register_blocked"), {}, False),
+        (S.Deconvolution, {}, False),
+        (S.Convolution, {"constant_value": 0.5}, False),
+        (S.Convolution, {"mode": "edge"}, False),
+        (S.Convolution, {"pad_width": (0, 0, 0, 0, 1, 1, 1, 2)}, False),
+    ],
+)
+def test_zeros_on_all_sides_become_the_padding_of_a_convolution(layer, words, joined):
+    x = S.Pad(data, **{"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 2, 2), **words})
+    words = {"kernel": (3, 3), "num_filter": 4, "no_bias": True, "name": "conv"}
+    words |= {"pad": (1, 0)} if layer is S.Convolution else {}
+    symbol, shapes = layer(x, **words), {"data": (2, 3, 5, 4)}
+    assert [node.op for _, node in fused(symbol, shapes).operators][:-1] == (["Pad"] if not joined else [])
+    args, _ = values(symbol, shapes)
+    (expected,) = mxnets((layer if layer is S.Deconvolution else S.Convolution)(x, **words), args, {})
+    np.testing.assert_allclose(ours(symbol, args, {})[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("known", [True, False])
