@@ -85,9 +85,14 @@ integer = partial(_attribute, "a whole number", int)
 disabled = partial(_attribute, "False", {text: value for text, value in _FLAGS.items() if not value}.__getitem__, False)
 
 
-def sizes() -> Any:
-    """Return the field of a tuple of whole numbers of any length, empty by default."""
-    return _attribute("whole numbers", lambda text: tuple(_integers(text)), ())
+def sizes(*none: str) -> Any:
+    """Return the field of a tuple of whole numbers of any length, empty by default; the words ``none`` are None."""
+
+    def convert(text: str) -> tuple[int | None, ...]:
+        words = [word.strip() for word in text.strip("()[], ").split(",")]
+        return tuple(None if word in none else _integers(word)[0] for word in words if word)
+
+    return _attribute(" or ".join(("whole numbers", *none)), convert, ())
 
 
 def pair(*default: int) -> Any:
@@ -129,7 +134,7 @@ class Operator:
     number of times. auxiliary: inputs that are MXNet's auxiliary states. ignored: inputs that inference does not read.
     accepted: attributes that have no effect at inference. view: the output shares the first input's memory, in
     training only if the class has no ``train`` method. inplace: the output may overwrite the first input, if both have
-    the same size. moves: ``compute`` only copies elements of the inputs. takes_epilogue: on the GPU, the operator can
+    the same size. moves: ``compute`` only copies elements or fills arrays. takes_epilogue: on the GPU, the operator can
     apply an elementwise operator to its output.
     """
 

@@ -300,6 +300,19 @@ class WithScalar(Function):
         return UNBOUNDED
 
 
+class Constant(Operator):
+    """An array of zeros or of ones, with the input's shape."""
+
+    names = ("zeros_like", "ones_like")
+    moves = True
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        out.fill(np.float32(self.op == "ones_like"))
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [None]
+
+
 class Sum(Elementwise):
     """The sum of any number of arrays of one shape."""
 

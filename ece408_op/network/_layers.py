@@ -1,4 +1,4 @@
-"""The layers: Convolution and New, Deconvolution, FullyConnected, BatchNorm, Pooling and L2Normalization.
+"""The layers: Convolution and New, Deconvolution, FullyConnected, BatchNorm, Pooling, L2Normalization and InstanceNorm.
 
 B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows and columns of a filter
 """
@@ -287,6 +287,36 @@ class L2Normalization(Operator):
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         norms = arrays.xp.sqrt(self._sums(given.inputs[0] ** 2) + np.float32(self.eps))
         return [(gradient - given.out * self._sums(gradient * given.out)) / norms]
+
+
+@dataclass(frozen=True)
+class InstanceNorm(Operator):
+    """gamma (x - mean) / sqrt(variance + eps) + beta with the statistics of each channel of each image."""
+
+    names = ("InstanceNorm",)
+    inputs = ("data", "gamma", "beta")
+    eps: float = number(1e-3)
+
+    def _normalized(self, xp: Any, x: Any) -> tuple[Any, Any]:
+        """Return x (B, C, H W) without gamma and beta, and 1 / sqrt(variance + eps)."""
+        x = x.reshape(*x.shape[:2], -1)
+        centered = x - x.mean(axis=2, keepdims=True)
+        scale = 1 / xp.sqrt((centered * centered).mean(axis=2, keepdims=True) + np.float32(self.eps))
+        return centered * scale, scale
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        (x, gamma, beta), xp = inputs, arrays.xp
+        y, _ = self._normalized(xp, x)
+        xp.add(y * gamma[:, None], beta[:, None], out=out.reshape(y.shape))
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        (x, gamma, _), xp = given.inputs, arrays.xp
+        y, scale = self._normalized(xp, x)
+        gradient = gradient.reshape(y.shape)
+        dy = gradient * gamma[:, None]
+        to_x = (dy - dy.mean(axis=2, keepdims=True) - y * (dy * y).mean(axis=2, keepdims=True)) * scale
+        sums = (xp.sum(one, axis=(0, 2), dtype=np.float64) for one in (gradient * y, gradient))
+        return [to_x.reshape(x.shape), *(one.astype(np.float32) for one in sums)]
 
 
 def channels_second(x: Any, axis: int) -> Any:

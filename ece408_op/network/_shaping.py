@@ -69,10 +69,11 @@ def random_bits(xp: Any, count: int, seed: int) -> Any:
 
 @dataclass(frozen=True)
 class Reshape(Identity):
-    """The same elements in another shape, which MXNet infers from its codes, such as 0 and -1, or its older form."""
+    """The same elements in another shape, which MXNet infers: from codes such as 0 and -1, or from a second input."""
 
-    names = ("Reshape",)
-    accepted = ("order", "target_shape", "keep_highest")
+    names = ("Reshape", "reshape_like")
+    variadic = True
+    accepted = ("order", "target_shape", "keep_highest", "lhs_begin", "lhs_end", "rhs_begin", "rhs_end")
     shape: tuple[int, ...] = sizes()
     reverse: bool = flag(False)
 
@@ -143,8 +144,32 @@ class Concat(Operator):
         return [arrays.xp.ascontiguousarray(part) for part in self._parts(gradient, given.inputs)]
 
 
+class Part(Operator):
+    """The base class of operators that return a part of the first input; the second may have the shape of the part."""
+
+    moves = True
+
+    @property
+    def variadic(self) -> bool:  # type: ignore[override] # a class variable of Operator
+        return self.op in ("Crop", "slice_like")
+
+    def part(self, x: Shape, out: Shape) -> tuple[slice, ...]:
+        """Return the index of the part, of shape ``out``, in an array of shape x."""
+        raise NotImplementedError
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        part = inputs[0][self.part(inputs[0].shape, out.shape)]
+        out.reshape(part.shape)[...] = part
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        found = arrays.xp.zeros(given.inputs[0].shape, np.float32)
+        part = found[self.part(found.shape, gradient.shape)]
+        part[...] = gradient.reshape(part.shape)
+        return [found, *[None] * (len(wanted) - 1)]
+
+
 @dataclass(frozen=True)
-class Slice(Operator):
+class Slice(Part):
     """slice_axis: elements ``begin`` to before ``end`` along an axis. SliceChannel: part ``index`` of ``num_outputs``.
 
     ``squeeze_axis`` removes the axis, along which each part must have the length 1. Crop: rows and columns from
@@ -152,7 +177,6 @@ class Slice(Operator):
     """
 
     names = ("slice_axis", "SliceChannel", "Crop")
-    moves = True
     accepted = ("h_w",)
     axis: int = integer(1)
     begin: int = integer(0)
@@ -163,18 +187,13 @@ class Slice(Operator):
     center_crop: bool = flag(False)
     index: int = 0
 
-    @property
-    def variadic(self) -> bool:  # type: ignore[override] # a class variable of Operator
-        return self.op == "Crop"
-
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if self.op == "Crop":  # MXNet checks this only in its forward pass
-            for part, length in zip(self._of(shapes[0], output)[2:], shapes[0][2:]):
+            for part, length in zip(self.part(shapes[0], output)[2:], shapes[0][2:]):
                 if not 0 <= part.start <= part.stop <= length:
                     raise Unsupported(f"expected rows and columns inside {shapes[0]}, got {part.start} to {part.stop}")
 
-    def _of(self, x: Shape, out: Shape) -> tuple[slice, ...]:
-        """Return the index of the part, of shape ``out``, in an array of shape x."""
+    def part(self, x: Shape, out: Shape) -> tuple[slice, ...]:
         if self.op == "Crop":
             starts = [(n - m) // 2 for n, m in zip(x[2:], out[2:])] if self.center_crop else self.offset
             return slice(None), slice(None), *(slice(start, start + n) for start, n in zip(starts, out[2:]))
@@ -185,15 +204,42 @@ class Slice(Operator):
             start, stop = self.index * length, (self.index + 1) * length
         return *(slice(None) for _ in range(axis)), slice(start, stop)
 
+
+@dataclass(frozen=True)
+class Slices(Part):
+    """slice: every ``step``-th element from ``begin`` to before ``end`` of each axis. slice_like: the first elements.
+
+    The second input of slice_like has the shape of the part, or its lengths along some axes.
+    """
+
+    names = ("slice", "slice_like")
+    accepted = ("axes",)
+    begin: tuple[int | None, ...] = sizes("None")
+    end: tuple[int | None, ...] = sizes("None")
+    step: tuple[int | None, ...] = sizes("None")
+
+    def part(self, x: Shape, out: Shape) -> tuple[slice, ...]:
+        if self.op == "slice_like":
+            return tuple(slice(length) for length in out)
+        return tuple(slice(*one) for one in zip(self.begin, self.end, self.step or [None] * len(self.begin)))
+
+    def mixes_images(self, dimensions: int) -> bool:
+        return self.step[:1] == (-1,)
+
+
+@dataclass(frozen=True)
+class Broadcast(Operator):
+    """An array repeated along axes of length 1, to a shape that MXNet infers."""
+
+    names = ("broadcast_like", "broadcast_to", "broadcast_axis")
+    variadic = moves = True
+    accepted = ("lhs_axes", "rhs_axes", "shape", "axis", "size")
+
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        part = inputs[0][self._of(inputs[0].shape, out.shape)]
-        out.reshape(part.shape)[...] = part
+        out[...] = inputs[0]
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        found = arrays.xp.zeros(given.inputs[0].shape, np.float32)
-        part = found[self._of(found.shape, gradient.shape)]
-        part[...] = gradient.reshape(part.shape)
-        return [found, *[None] * (len(wanted) - 1)]
+        return [reduced_to(arrays.xp, gradient, given.inputs[0].shape), *[None] * (len(wanted) - 1)]
 
 
 @dataclass(frozen=True)
@@ -263,13 +309,18 @@ class UpSampling(Operator):
 
 @dataclass(frozen=True)
 class Resampling(Operator):
-    """Adaptive average pooling, or bilinear interpolation, to another image size: one matrix product per axis."""
+    """Adaptive average pooling, or bilinear interpolation, to another image size: one matrix product per axis.
+
+    In the mode "like", a second input has the size.
+    """
 
     names = ("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D")
+    variadic = True
+    accepted = ("scale_height", "scale_width")
     output_size: tuple[int, ...] = sizes()
     height: int = integer(1)
     width: int = integer(1)
-    mode: str = choice("size")
+    mode: str = choice("size", "like")
     align_corners: bool = flag(True)
 
     def _factors(self, xp: Any, length: int, outputs: int) -> Any:
@@ -298,7 +349,7 @@ class Resampling(Operator):
         x, found = given.inputs[0], arrays.xp.empty(given.inputs[0].shape, np.float32)
         rows, columns = (self._factors(arrays.xp, *pair) for pair in zip(x.shape[2:], gradient.shape[2:]))
         self._resample(arrays, gradient, found, rows.T, columns)
-        return [found]
+        return [found, *[None] * (len(wanted) - 1)]
 
 
 @dataclass(frozen=True)

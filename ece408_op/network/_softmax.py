@@ -1,4 +1,4 @@
-"""softmax along an axis, and with the gradient of its cross-entropy loss."""
+"""softmax along an axis, and with the gradient of its cross-entropy loss; outputs of a regression."""
 
 from __future__ import annotations
 
@@ -145,3 +145,26 @@ class SoftmaxOutput(SoftmaxAlongAxis):
                 count = positions * (batch if self.normalization == "batch" else 1)
                 found = found * np.float32(self.grad_scale / count)
         return [found, None]
+
+
+@dataclass(frozen=True)
+class RegressionOutput(Operator):
+    """x, or sigmoid(x) (Logistic), with the gradient y - label, or its sign (MAE), divided by the outputs per image."""
+
+    names = ("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
+    inputs = ("data", "label")
+    ignored = ("label",)
+    grad_scale: float = number(1.0)
+
+    @property
+    def is_loss(self) -> bool:
+        return True
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        x = inputs[0]
+        out[...] = 1 / (1 + arrays.xp.exp(-x)) if self.op == "LogisticRegressionOutput" else x
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        found = given.out - given.inputs[1].reshape(given.out.shape)
+        found = arrays.xp.sign(found) if self.op == "MAERegressionOutput" else found
+        return [found * np.float32(self.grad_scale / prod(found.shape[1:])), None]

@@ -96,7 +96,7 @@ CONVOLUTIONS = {
 
 
 def moved(sizes, random):
-    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slice_axis, SliceChannel, UpSampling, Crop."""
+    """Return symbols that move values: expand_dims, squeeze, SwapAxis, slices, reshape_like, UpSampling, and others."""
     axis = random.randrange(len(sizes))
     below, between = axis - len(sizes), random.randint(-len(sizes) - 1, len(sizes))
     begin = random.randrange(sizes[axis])
@@ -107,6 +107,11 @@ def moved(sizes, random):
     found = [longer, S.squeeze(longer, axis=between), S.swapaxes(data, axis, random.randrange(len(sizes)))]
     found += [S.negative(S.split(data, **options)[begin])]
     found += [S.squeeze(longer)] if len(sizes) > 1 or sizes[0] > 1 else []
+    found += [S.slice(data, begin=[None] * axis + [begin], end=[None] * axis + [end])]
+    step = [random.choice([None, 1, 2, -1, -2]) for _ in sizes]
+    found += [S.slice(data * 2, begin=[None] * len(sizes), end=[None] * len(sizes), step=step)]
+    found += [S.slice_like(data * 2, found[-2]), S.slice_like(data, found[-2], axes=(below,)), S.ones_like(data) + data]
+    found += [S.reshape_like(data * 2, S.transpose(data)), S.broadcast_mul(data, S.zeros_like(data))]
     found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
     if len(sizes) == 4:
         found += [S.UpSampling(data, scale=random.randint(1, 3), sample_type="nearest")]
@@ -127,10 +132,12 @@ def padded(sizes, random):
 
 
 def resampled(size, kind):
-    """Return a symbol of AdaptiveAvgPooling2D, or of BilinearResize2D with aligned corners or without."""
+    """Return a symbol of AdaptiveAvgPooling2D, or of BilinearResize2D with aligned corners, centers or like another."""
     if kind == "mean":
         return S.contrib.AdaptiveAvgPooling2D(data, output_size=size[:1] if size[0] == size[1] else size)
     words = {"scale_height": None, "align_corners": kind == "corners"}
+    if kind == "like":  # MXNet leaves the gradient to the other as it was if both have one size
+        return S.contrib.BilinearResize2D(data, S.BlockGrad(S.Variable("other")), mode="like")
     return S.contrib.BilinearResize2D(data, height=size[0], width=size[1], **words)
 
 

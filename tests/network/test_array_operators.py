@@ -139,20 +139,36 @@ def test_l2_normalization(way, sizes, mode):
 
 
 @case.covers("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D")
-@pytest.mark.parametrize("kind", ["mean", "corners", "centers"])
+@pytest.mark.parametrize("kind", ["mean", "corners", "centers", "like"])
 @given(image=st.tuples(case.side, case.side), size=st.tuples(case.side, case.side))
 @example(image=(999, 2), size=(7, 3))  # far from the first row, MXNet's rounded positions differ most from exact ones
 @case.examples(20)
 def test_resampling(way, kind, image, size):
-    case.check(case.resampled(size, kind), {"data": (2, 3, *image)}, way, 121)
+    other = {"other": (2, 1, *size)} if kind == "like" else {}
+    case.check(case.resampled(size, kind), {"data": (2, 3, *image), **other}, way, 121)
+
+
+def test_resampling_by_a_factor(way):
+    symbol = S.contrib.BilinearResize2D(data, scale_height=2.0, scale_width=1.5)
+    case.check(symbol, {"data": (1, 2, 3, 4)}, way, 12)
 
 
 @case.covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling", "Crop")
+@case.covers("slice", "slice_like", "reshape_like", "ones_like", "zeros_like")
 @given(sizes=case.shape, random=st.randoms(use_true_random=False))
 @case.examples(40)
 def test_moving(way, sizes, random):
     for symbol in case.moved(sizes, random):
         case.check(symbol, {"data": sizes}, way, 1, 9)
+
+
+@case.covers("broadcast_like", "broadcast_to", "broadcast_axis")
+def test_broadcasting(way):
+    shapes, other = {"data": (3, 1, 4, 1)}, S.Variable("other")
+    case.check(S.broadcast_to(data, shape=(0, 2, 4, 5)), shapes, way, 10)
+    case.check(S.broadcast_axis(data, axis=(1, 3), size=(2, 5)), shapes, way, 10)
+    case.check(S.broadcast_like(data * 2, other), {**shapes, "other": (3, 2, 4, 5)}, way, 10)
+    case.check(S.broadcast_like(data, other, lhs_axes=(1,), rhs_axes=(-1,)), {**shapes, "other": (7, 2)}, way, 10)
 
 
 @case.covers("Pad")

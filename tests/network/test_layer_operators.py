@@ -177,6 +177,23 @@ def test_a_batch_norm_with_computed_parameters(way):
         case.check_outputs(symbol, {"data": (2, 3, 4)}, way)
 
 
+@case.covers("InstanceNorm")
+@given(sizes=st.lists(st.integers(1, 5), min_size=3, max_size=5).map(tuple))
+@case.examples(20)
+def test_instance_norm(way, sizes):
+    terms = int(np.prod(sizes))
+    case.check(S.InstanceNorm(data, eps=0.1), {"data": sizes}, way, terms, 40 * terms)
+    case.check_outputs(S.InstanceNorm(data) * 2, {"data": (2, 3, 40)}, way, 40)
+
+
+@case.covers("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
+@pytest.mark.parametrize("kind", [S.LinearRegressionOutput, S.LogisticRegressionOutput, S.MAERegressionOutput])
+@pytest.mark.parametrize(("sizes", "labels"), [((4, 1), (4,)), ((1, 3), (1, 3)), ((2, 3, 5), (2, 3, 5)), ((3,), (3,))])
+def test_regression_outputs(way, kind, sizes, labels):
+    symbol = kind(data, S.Variable("label"), grad_scale=0.5)
+    case.check(symbol, {"data": sizes, "label": labels}, way, is_loss=True)
+
+
 @case.covers("SoftmaxOutput")
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=2, max_size=4).map(tuple),

@@ -149,6 +149,7 @@ def test_attributes_and_inputs_are_checked():
     assert error("softmax", use_length="1") == "(softmax): use_length: expected False, got 1"
     assert "(Pooling): pad: expected less than" in error("Pooling", kernel="(2, 2)", pad="(2, 2)")
     assert error("Pad", pad_width="(0, 0)").endswith("expected 8 or 10 whole numbers of at least 0, got (0, 0)")
+    assert error("slice", begin="(x,)", end="(1,)") == "(slice): begin: expected whole numbers or None, got (x,)"
     assert "of at least 0, got (0, 0, 0, 0, -1" in error("Pad", pad_width="(0, 0, 0, 0, -1, 0, 0, 0)")
     assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
 
@@ -386,6 +387,8 @@ def test_a_value_that_an_elementwise_chain_and_another_node_read_is_computed():
         (S.squeeze(data, axis=1), (4, 1, 3), True),
         (S.squeeze(data), (4, 1, 3), False),
         (S.swapaxes(data, 0, 1), (4, 4, 3), False),
+        (S.slice(data, begin=(None,), end=(None,), step=(-1,)), (4, 3), False),
+        (S.slice(data, begin=(0, 2), end=(None, None), step=(1, -1)), (4, 3), True),
         (S.slice_axis(data, axis=0, begin=0, end=4), (4, 3), False),
         (S.split(data, num_outputs=3)[1], (4, 3), True),
         (S.softmax(data, axis=0), (4, 3), False),
