@@ -288,23 +288,29 @@ class Pad(Operator):
 
 
 @dataclass(frozen=True)
-class UpSampling(Operator):
-    """Nearest-neighbour upsampling: each pixel is repeated ``scale`` times in rows and in columns."""
+class Repeat(Operator):
+    """UpSampling: each pixel repeated in rows and columns. repeat: each element along an axis. MXNet infers shapes."""
 
-    names = ("UpSampling",)
+    names = ("UpSampling", "repeat")
     moves = True
-    accepted = ("num_filter", "multi_input_mode")
-    scale: int = integer()
+    accepted = ("scale", "num_filter", "multi_input_mode", "repeats", "axis")
     sample_type: str = choice("nearest")
 
+    def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
+        if len(output) != len(shapes[0]):
+            raise Unsupported("axis: expected a whole number, got none")
+
+    def _split(self, x: Shape, out: Shape) -> list[int]:
+        """Return the length of each axis of x, and the repeats along it."""
+        return [length for n, m in zip(x, out) for length in (n, m // max(n, 1))]
+
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        *planes, rows, columns = inputs[0].shape
-        repeated = out.reshape(*planes, rows, self.scale, columns, self.scale)
-        repeated[...] = inputs[0][:, :, :, None, :, None]
+        x = inputs[0]
+        out.reshape(self._split(x.shape, out.shape))[...] = x.reshape(self._split(x.shape, x.shape))
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x = given.inputs[0].shape
-        return [gradient.reshape(*x[:3], self.scale, x[3], self.scale).sum(axis=(3, 5))]
+        return [gradient.reshape(self._split(x, gradient.shape)).sum(axis=tuple(range(1, 2 * len(x), 2)))]
 
 
 @dataclass(frozen=True)

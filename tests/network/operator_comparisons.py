@@ -111,6 +111,7 @@ def moved(sizes, random):
     step = [random.choice([None, 1, 2, -1, -2]) for _ in sizes]
     found += [S.slice(data * 2, begin=[None] * len(sizes), end=[None] * len(sizes), step=step)]
     found += [S.slice_like(data * 2, found[-2]), S.slice_like(data, found[-2], axes=(below,)), S.ones_like(data) + data]
+    found += [S.repeat(data, repeats=random.randint(1, 3), axis=random.choice([axis, below]))]
     found += [S.reshape_like(data * 2, S.transpose(data)), S.broadcast_mul(data, S.zeros_like(data))]
     found += [S.slice_axis(data, axis=random.choice([axis, below]), begin=begin, end=end), thrice[2] * thrice[0]]
     if len(sizes) == 4:

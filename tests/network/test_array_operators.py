@@ -154,7 +154,7 @@ def test_resampling_by_a_factor(way):
 
 
 @case.covers("expand_dims", "squeeze", "SwapAxis", "slice_axis", "SliceChannel", "UpSampling", "Crop")
-@case.covers("slice", "slice_like", "reshape_like", "ones_like", "zeros_like")
+@case.covers("slice", "slice_like", "reshape_like", "repeat", "ones_like", "zeros_like")
 @given(sizes=case.shape, random=st.randoms(use_true_random=False))
 @case.examples(40)
 def test_moving(way, sizes, random):

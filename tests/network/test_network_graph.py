@@ -169,6 +169,7 @@ def deconvolution(**words):
         (S.slice_axis(data, axis=1, begin=3, end=5, name="x"), (2, 3), "Invalid end for end=5 as axis_size is 3"),
         (S.squeeze(data, axis=1, name="x"), (2, 3), "cannot select an axis to squeeze out which has size=3"),
         (S.UpSampling(data, scale=2, sample_type="nearest", name="x"), (2, 3), "Input data should be 4D"),
+        (S.repeat(data, repeats=2, name="x"), (2, 3), r"\(repeat\): axis: expected a whole number, got none"),
         (padded_pool(), (1, 1, 7, 8), r"\(Pooling\): pooling_convention: expected windows that touch the"),
         (deconvolution(pad=(2, 3)), (2, 3, 3, 4), "pad, target_shape: expected at least one row and column of output"),
         (deconvolution(target_shape=(0, 3), stride=(2, 2)), (2, 3, 3, 4), "expected at least one row and column"),
