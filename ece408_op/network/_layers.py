@@ -189,7 +189,8 @@ class BatchNorm(Operator):
     therefore changes only the moving mean, and its gradient is zero.
     """
 
-    names = ("BatchNorm",)
+    names = ("BatchNorm", "_contrib_SyncBatchNorm")
+    accepted = ("ndev", "key")
     inputs = ("data", "gamma", "beta", "moving_mean", "moving_var")
     auxiliary = ("moving_mean", "moving_var")
     inplace = takes_epilogue = True

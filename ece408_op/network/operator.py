@@ -33,7 +33,7 @@ IMPLS = (dispatch.AUTO, CUDNN)
 #: Replaces an unsupported graph until MXNet asks for the shapes, where the error can be raised.
 _PLACEHOLDER = '{"nodes": [{"op": "null", "name": "data", "inputs": []}], "heads": [[0, 0, 0]]}'
 #: The operators whose training results differ from those of inference.
-_TRAINED = ("BatchNorm", "Dropout")
+_TRAINED = ("BatchNorm", "_contrib_SyncBatchNorm", "Dropout")
 
 
 class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):

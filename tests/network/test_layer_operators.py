@@ -134,7 +134,7 @@ def test_pooling(way, kind, pooling, act):
     (case.check_outputs if wrong else case.check)(symbol, {"data": sizes}, way, sizes[2] * sizes[3])
 
 
-@case.covers("BatchNorm")
+@case.covers("BatchNorm", "_contrib_SyncBatchNorm")
 @pytest.mark.parametrize("way", WAYS)
 @given(
     sizes=case.shape,
@@ -149,6 +149,8 @@ def test_batch_norm(way, sizes, fixed, stored, eps, momentum, last):
     assume(len(sizes) > 1)
     words = {"fix_gamma": fixed, "use_global_stats": stored, "eps": eps, "momentum": momentum}
     symbol = S.BatchNorm(data, axis=-1 if last else 1, name="norm", **words)
+    if not last and momentum == 0.5:
+        symbol = S.contrib.SyncBatchNorm(data, ndev=1, key="norm", name="norm", **words)
     for each in (symbol, relu(symbol)):
         case.check_outputs(each, {"data": sizes}, way)
     if way != "cudnn" and np.prod(sizes) > 2 * sizes[-1 if last else 1]:

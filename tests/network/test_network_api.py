@@ -7,7 +7,7 @@ from pathlib import Path
 import network_fake
 import numpy as np
 import pytest
-from network_case import S, data, mx, mxnets, ndarrays, on_numpy, ours, text_of, values
+from network_case import S, data, inference_of, mx, mxnets, ndarrays, on_numpy, ours, text_of, values
 from process import printed
 
 import ece408_op
@@ -262,9 +262,10 @@ def test_large_fully_connected_layers_are_computed_in_split_precision(rows, chos
     assert network_fake.Chooser.chosen["fc"].name == chosen
 
 
-def test_training_is_refused():
-    node = ece408_op.gpu_network(S.Dropout(data), {})[0]
-    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))})
+@pytest.mark.parametrize("symbol", [S.Dropout(data), S.BatchNorm(data), S.contrib.SyncBatchNorm(data, key="norm")])
+def test_training_is_refused(symbol):
+    args, aux = values(symbol, {"data": (2, 2)})
+    executor = inference_of(symbol, args, aux)
     with pytest.raises(mx.MXNetError, match="expected inference"):
         executor.forward(is_train=True)[0].asnumpy()
     node = ece408_op.gpu_network(data * 2, {})[0]
