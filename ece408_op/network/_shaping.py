@@ -228,21 +228,6 @@ class Slices(Part):
 
 
 @dataclass(frozen=True)
-class Broadcast(Operator):
-    """An array repeated along axes of length 1, to a shape that MXNet infers."""
-
-    names = ("broadcast_like", "broadcast_to", "broadcast_axis")
-    variadic = moves = True
-    accepted = ("lhs_axes", "rhs_axes", "shape", "axis", "size")
-
-    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        out[...] = inputs[0]
-
-    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        return [reduced_to(arrays.xp, gradient, given.inputs[0].shape), *[None] * (len(wanted) - 1)]
-
-
-@dataclass(frozen=True)
 class Pad(Operator):
     """Elements added before and after each axis: a constant, the edge's element, or the elements next to it mirrored.
 
@@ -289,20 +274,23 @@ class Pad(Operator):
 
 @dataclass(frozen=True)
 class Repeat(Operator):
-    """UpSampling: each pixel repeated in rows and columns. repeat: each element along an axis. MXNet infers shapes."""
+    """Elements repeated along axes, to a shape that MXNet infers: along one, rows and columns, or by broadcasting."""
 
-    names = ("UpSampling", "repeat")
+    names = ("repeat", "UpSampling", "broadcast_like", "broadcast_to", "broadcast_axis")
     moves = True
-    accepted = ("scale", "num_filter", "multi_input_mode", "repeats", "axis")
+    accepted = ("scale", "num_filter", "multi_input_mode", "repeats", "axis", "size", "shape", "lhs_axes", "rhs_axes")
     sample_type: str = choice("nearest")
+
+    def used_inputs(self) -> tuple[str, ...]:
+        return ("lhs", "rhs") if self.op == "broadcast_like" else self.inputs
 
     def check_shapes(self, shapes: Sequence[Shape], output: Shape) -> None:
         if len(output) != len(shapes[0]):
             raise Unsupported("axis: expected a whole number, got none")
 
-    def _split(self, x: Shape, out: Shape) -> list[int]:
+    def _split(self, x: Shape, out: Shape) -> Shape:
         """Return the length of each axis of x, and the repeats along it."""
-        return [length for n, m in zip(x, out) for length in (n, m // max(n, 1))]
+        return tuple(length for n, m in zip(x, out) for length in (n, m // max(n, 1)))
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x = inputs[0]
@@ -310,7 +298,8 @@ class Repeat(Operator):
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         x = given.inputs[0].shape
-        return [gradient.reshape(self._split(x, gradient.shape)).sum(axis=tuple(range(1, 2 * len(x), 2)))]
+        found = reduced_to(arrays.xp, gradient.reshape(self._split(x, gradient.shape)), self._split(x, x))
+        return [found.reshape(x), *[None] * (len(wanted) - 1)]
 
 
 @dataclass(frozen=True)

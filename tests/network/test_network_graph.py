@@ -145,6 +145,7 @@ def test_attributes_and_inputs_are_checked():
     assert error("clip", a_min="-1", a_max="nan") == "(clip): a_min: expected at most a_max, nan, got -1.0"
     assert error("Concat", 2, dim="1.5") == "(Concat): dim: expected a whole number, got 1.5"
     assert error("mean", keepdims="maybe") == "(mean): keepdims: expected True or False, got maybe"
+    assert error("UpSampling", 2, scale="2") == "(UpSampling): expected 1 inputs, data; got 2"
     assert error("Reshape", shape="(a,)") == "(Reshape): shape: expected whole numbers, got (a,)"
     assert error("softmax", use_length="1") == "(softmax): use_length: expected False, got 1"
     assert "(Pooling): pad: expected less than" in error("Pooling", kernel="(2, 2)", pad="(2, 2)")
