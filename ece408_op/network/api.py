@@ -37,11 +37,11 @@ def gpu_network(
     """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
     At inference, dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are not parameters
-    are data; labels that only a SoftmaxOutput reads are ignored. The parameters are float32 and stay on the GPU. While
-    the GPU computes, each call compares them with the arrays that MXNet passes, except arrays that MXNet has not
-    written since the last call. If they differ, the call sends the new parameters and computes again. MXNet does not
-    count writes through shared memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by
-    ``weight *= 1``. Any program that imports ``ece408_op`` can load the saved symbol.
+    are data; labels that only losses read are ignored. The parameters are float32 and stay on the GPU. While the GPU
+    computes, each call compares them with the arrays that MXNet passes, except arrays that MXNet has not written since
+    the last call. If they differ, the call sends the new parameters and computes again. MXNet does not count writes
+    through shared memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by ``weight *= 1``. Any
+    program that imports ``ece408_op`` can load the saved symbol.
 
     With ``for_training``, a forward pass with is_train=True keeps its values on the GPU, and the backward pass computes
     the gradients to data and parameters; MXNet computes the loss and the update. A forward pass copies the parameters
