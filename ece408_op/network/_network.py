@@ -192,8 +192,9 @@ def splits(network: Network, data: tuple[Shape, ...]) -> bool:
         values = read_values(node)
         if depending.isdisjoint(values):
             continue
-        old, new = here[number], there[number]
-        mixed = node.operator.mixes_images(len(here[values[0]]))
+        old, new, first = here[number], there[number], here[values[0]]
+        # Which element of a parameter slice_like gives to an image depends on the images before it.
+        mixed = node.operator.mixes_images(len(first)) or (node.operator.moves and first[:1] != old[:1])
         if old[:1] != (count,) or new != (count + 1, *old[1:]) or mixed:
             return False
         depending.add(number)

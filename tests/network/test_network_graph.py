@@ -400,6 +400,8 @@ def test_a_value_that_an_elementwise_chain_and_another_node_read_is_computed():
         (S.SoftmaxOutput(data, preserve_shape=True, name="softmax"), (4, 3, 2), True),
         (S.SoftmaxOutput(data, preserve_shape=True, name="softmax"), (4,), False),
         (S.broadcast_add(data, S.mean(data, axis=0, keepdims=True)), (4, 3), False),
+        (S.slice_like(S.Variable("table", shape=(9, 3)), data), (4, 3), False),
+        (S.slice_like(data * 2, data, axes=(1,)), (4, 3), True),
     ],
 )
 def test_a_batch_is_split_only_if_images_are_independent(symbol, shape, expected):
