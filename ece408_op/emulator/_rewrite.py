@@ -57,6 +57,7 @@ _ASM_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _ASM_OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\)')
 #: A hint for L2 in an instruction's name.
 _ASM_HINT = re.compile(r"\.L2::\w+")
+_ASM_REGISTERS = {"%%laneid": "unsigned(::emulator::lane_number())"}
 #: These differ only in warps whose threads have diverged.
 _BARRIER = re.compile(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
 #: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
@@ -182,7 +183,7 @@ def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, str]:
     instruction = _BARRIER.sub(r"bar.\1", instruction)
     name, operands = re.sub(r"\W+", "_", _ASM_HINT.sub("", instruction)), _ASM_OPERAND.findall(inside)
     given = re.findall(r"[^][{},\s]+", rest)
-    numbered = {f"%{number}": " ".join(one.split()) for number, one in enumerate(operands)}
+    numbered = {f"%{number}": " ".join(one.split()) for number, one in enumerate(operands)} | _ASM_REGISTERS
     known = all(one in numbered or one.isdigit() for one in given)
     if end < 0 or not known or (name, len(given)) not in _instructions():
         said = f"the emulator does not have the PTX instruction {template}"

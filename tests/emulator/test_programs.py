@@ -157,6 +157,9 @@ DECLARED = """
     float2 pair = {0.f}; float4 some = {1, 2}, sums[2][2] = {0};
     float4 named[2] = {{.y = fmaxf(0, 1), .w = some.x}, {.x = 0}}; float4 each = {{1.f}, {2.f}, float{3}, Step{0}.step};
     const char2 letters = {.x = 'a', .y = 'b'};
+    float4 single = {1.f}; int2 whole[2] = {{1}, {}}; const half2 halves = {__float2half(1), __float2half(0)};
+    unsigned lane; asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    lane -= (threadIdx.x + blockDim.x * threadIdx.y) % 32;
     struct Sum { float value; __device__ Sum() : value(0) {} };  // no GPU runs the constructor of a shared variable
     __shared__ Sum kept[1024];
     kept[threadIdx.x + blockDim.x * threadIdx.y].value = named[0].x + named[0].y * named[0].w - 1;
@@ -164,7 +167,8 @@ DECLARED = """
     extern __align__(sizeof(float4)) __shared__ float two[];
     extern __shared__ __attribute__((aligned(16))) float three[];
     const float unit = tap.y + pair.x + some.w + sums[1][1].w
-        + kept[threadIdx.x + blockDim.x * threadIdx.y].value + each.x + each.w - 5 + letters.y - letters.x - 1;
+        + kept[threadIdx.x + blockDim.x * threadIdx.y].value + each.x + each.w - 5 + letters.y - letters.x - 1
+        + single.x + single.w - whole[0].x - whole[0].y + whole[1].x + lane + __high2float(halves);
 """
 #: Changes of a submission that is right and stays so.
 CHANGES = {
@@ -181,6 +185,7 @@ CHANGES = {
     "the most threads of a kernel": {
         "cudaStream_t s": """cudaFuncAttributes most;
         if (cudaFuncGetAttributes(&most, forward_kernel) != cudaSuccess || most.maxThreadsPerBlock != 1024) return;
+        cudaHostRegister(&most, sizeof most, cudaHostRegisterDefault);
         cudaStream_t s"""
     },
     "a loop that takes too long to unroll": {"for (int p": "#pragma unroll\nfor (int p"},
@@ -290,6 +295,13 @@ def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
     path.write_text(changed("naive.cuh", {"cudaStream_t s": exits}))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
     assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
+
+
+def test_a_host_that_overwrites_its_own_heap_is_told_so(programs: Path) -> None:
+    copies = ("char *own = new char[64]; cudaMemcpy(own, x.dptr_, 3136, cudaMemcpyDefault); delete[] own;",
+              "own = new char[1 << 17]; cudaMemcpy(own, x.dptr_, 64, cudaMemcpyDefault);")  # fmt: skip
+    (finding,) = report(changed("naive.cuh", {"cudaStream_t s": "".join(copies) + "cudaStream_t s"}), programs).findings
+    assert finding.message.endswith("(the host's code has overwritten memory that is not its own)")
 
 
 def test_a_full_disk_is_no_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ enum { cudaCpuDeviceId = -1 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
+enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum { cudaMemAttachGlobal = 1, cudaMemAttachHost = 2 };
 struct ece408_stream { int unused; };
 struct ece408_event { double milliseconds; };

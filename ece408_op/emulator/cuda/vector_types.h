@@ -24,6 +24,13 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     typedef typename Wide<sizeof(T)>::type Word;
     *reinterpret_cast<Word *>(to) = *reinterpret_cast<const Word *>(from);
 }
+
+// The only value in a vector's braces; two conversions, which a value without braces does not get.
+template <typename T>
+struct First {
+    T value;
+    constexpr First(T v) : value(v) {}
+};
 }  // namespace emulator
 
 #define ECE408_COPIES(name)                                              \
@@ -36,6 +43,7 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     struct alignas(2 * sizeof(T)) name##2 {                                                                  \
         T x, y;                                                                                              \
         ECE408_COPIES(name##2)                                                                               \
+        constexpr name##2(emulator::First<T> a) : x(a.value), y(0) {}                                        \
         constexpr name##2(T a, T b) : x(a), y(b) {}                                                          \
     };                                                                                                       \
     struct name##3 { T x, y, z; };                                                                           \
@@ -47,6 +55,7 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     struct alignas(4 * sizeof(T)) name##4 {                                                                  \
         T x, y, z, w;                                                                                        \
         ECE408_COPIES(name##4)                                                                               \
+        constexpr name##4(emulator::First<T> a) : x(a.value), y(0), z(0), w(0) {}                            \
         constexpr name##4(T a, T b, T c = 0, T d = 0) : x(a), y(b), z(c), w(d) {}                            \
     };                                                                                                       \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
