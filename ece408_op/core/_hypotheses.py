@@ -262,11 +262,19 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
         ("strides", (image + m) * area, p.width, f"the row length W of x in y's index: {own}"),
         ("strides", (image + m) * p.height * p.width, p.width, f"the sizes H and W of x in y's index: {own}"),
         ("images", (b + m) * area, p.output_width, "one map per image in y's index: an image has M of them"),
+        ("images", 0 * b + m * area, p.output_width, "all images in image 0's place: b is missing in y's index"),
     ):
         at = start + i * width + j
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
         yield Hypothesis(f"y_{name}", f"with {what}", moved.reshape(exact.shape))
+    for rows, columns, what in ((1, 0, "H - K rows"), (0, 1, "rows of W - K"), (1, 1, "H - K rows of W - K")):
+        smaller, moved = (
+            exact[:, :, : p.output_height - rows, : p.output_width - columns],
+            case.before.copy().reshape(-1),
+        )
+        moved[: smaller.size] = smaller.reshape(-1)
+        yield Hypothesis("y_sizes", f"with {what} per map of y: {own}", moved.reshape(exact.shape))
     b, c, i, j = np.ogrid[: p.batch, : p.channels, : p.height, : p.width]
     own = "an image has C maps of H rows of W"
     map_ = b * p.channels + c
@@ -279,11 +287,12 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
         pixels = windows(case.x.take(start + i * width + j), p)
         yield Hypothesis(f"x_{name}", f"with {what} in x's index: {own}", products(pixels, case.w))
     m, c, r, s = np.ogrid[: p.filters, : p.channels, : p.kernel, : p.kernel]
-    for size, map_, what in (
-        (p.kernel**2, m + c, "one map per filter"),
-        (p.kernel, m * p.channels + c, "K for K * K"),
+    for map_, what in (
+        ((m + c) * p.kernel**2, "one map per filter"),
+        ((m * p.channels + c) * p.kernel, "K for K * K"),
+        (m * p.channels * p.kernel**2 + c * p.kernel, "K for K * K"),
     ):
-        taps = case.w.take(map_ * size + r * p.kernel + s)
+        taps = case.w.take(map_ + r * p.kernel + s)
         text = f"with {what} in the filter's index: a filter has C maps of K rows of K"
         yield Hypothesis("w_strides", text, products(windows(case.x, p), taps))
     if p.kernel == 1:  # y has as many columns as x

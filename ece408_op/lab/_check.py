@@ -37,6 +37,7 @@ _SECONDS = 60.0
 FILL = 4096.5
 #: Why a file's later call may be wrong.
 KEPT = "it keeps something from call to call, such as a static variable, or reads memory that it has not set"
+_UNSET = "__constant__ memory is 0 until cudaMemcpyToSymbol copies to it, in front of the launch"
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 _DYNAMIC_SHARED = re.compile(r"\bextern\s+(?:volatile\s+)?__shared__[^;\[]*?(\w+)\s*\[\s*\]\s*;")
@@ -112,7 +113,8 @@ def check(request: Request) -> Checked:
     if result["status"] in (WRONG, "crashed", "out_of_bounds"):
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
-        result["hint"] = _shared_hint(text) or tied
+        zeros = any((entry["explanation"] or {}).get("mistake") == "zeros" for entry in result["layers"])
+        result["hint"] = _shared_hint(text) or (_UNSET if zeros and "__constant__" in text else tied)
     return Checked(layers, result, file, program)
 
 

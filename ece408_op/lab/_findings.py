@@ -62,6 +62,7 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
         *_, (alone, _) = emulate(program, [more], dict(checked.result))
         text = f"right in its first call, and wrong in a later one: {KEPT}" if alone["status"] == RIGHT else text
     update_verdict(checked.result, number, entry, text)
+    checked.result["hint"] = ""
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
         concurrent = "cudaStreamCreate" in checked.result["source"]  # the course's skeleton has one stream

@@ -15,6 +15,10 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
     [
         ("filter_pq", "for (int i = 0; i < KS; ++i)\n  for (int j = 0; j < KS; ++j)\n    a += x[i] * w[j * KS + i];"),
         ("w_channels", "dim3 grid(1);\n\ns[i] = k[((c * M + m) * K + p) * K + q];"),
+        ("w_channels", "dim3 grid(1);\n\ns += x4d(b, c, h + p, w + q) * k4d(c, m, p, q);"),
+        ("channel_loop", "int c = 0;\n\nfor (int c = 0; c < 1; c++)"),
+        ("x_image", "y[0] = 0;\n\ns += x4d(0, c, h + p, w + q) * k4d(m, c, p, q);"),
+        ("y_sizes", "const int W_out = W - K + 1;\n\nconst int H_out = H - K;"),
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten", "dim3 grid((W + 15) / 16);\n\nif (h < H - K && w < W - K + 1) y[i] = sum;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
@@ -35,7 +39,8 @@ STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
         ("activated", "\n\ny4d(b, m, h, w) = sum > 0 ? tanhf(sum) : sum;"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "no + 1", "tiles", "- 1 alone", "one of two", "a factor", "no ceil",
+    ids=["KS", "channels", "c, m", "a channel", "image 0", "no + 1 in y",
+         "last row", "no + 1", "tiles", "- 1 alone", "one of two", "a factor", "no ceil",
          "tiles of a sum", "= 0 in a loop", "x + b", "y + b", "memset", "= for +=", "rows of y", "int sum", "int pixel",
          "macro", "tanh", "bytes"],
 )  # fmt: skip

@@ -77,6 +77,18 @@ def one_map_per_image(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
         y.reshape(-1)[start : start + image.size] = image.reshape(-1)
 
 
+def without_an_image(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    y[0] = sums[-1]
+
+
+def short(rows: int, columns: int) -> Callable[..., None]:
+    def output(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+        part = sums[:, :, : p.output_height - rows, : p.output_width - columns]
+        y.reshape(-1)[: part.size] = part.reshape(-1)
+
+    return output
+
+
 def half_added(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
     y.reshape(-1)[: y.size // 2] = 0
     y += sums
@@ -164,6 +176,11 @@ KERNELS = {
         "K for K * K in the filter's index",
         tap=lambda p, m, c, r, s: at(p.w_shape, (m * p.channels + c + r) * p.kernel + s),
     ),
+    "w_strides of channels": Kernel(
+        "K for K * K in the filter's index",
+        tap=lambda p, m, c, r, s: at(p.w_shape, (m * p.channels * p.kernel + c + r) * p.kernel + s),
+        takes=several,
+    ),
     "x_images": Kernel(
         "one map per image in x's index",
         lambda p, b, c, i, j, r, s: at(p.x_shape, ((b + c) * p.height + i + r) * p.width + j + s),
@@ -185,6 +202,9 @@ KERNELS = {
     ),
     "y_strides": Kernel("the sizes H and W of x in y's index", output=long_rows),
     "y_images": Kernel("one map per image in y's index", output=one_map_per_image),
+    "y_images in one": Kernel("b is missing in y's index", output=without_an_image),
+    "y_sizes": Kernel("with H - K rows per map of y", output=short(1, 0)),
+    "y_sizes of both": Kernel("with H - K rows of W - K per map of y", output=short(1, 1)),
     "sum": Kernel("adds to the one before it in the row", output=add_along(3)),
     "sum of images": Kernel("adds to that of the image before it", output=add_along(0)),
     "sum of all": Kernel("adds to the one before it in all of y", output=flat),
