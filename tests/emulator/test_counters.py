@@ -33,6 +33,21 @@ y[i] = s[i | 1];"""
     assert (by_line[7].shared_requests, by_line[7].wavefronts) == (8, 8)
 
 
+def test_a_vector_that_all_lanes_read_and_four_neighbours_are_no_bank_conflict(programs):
+    body = """__shared__ __align__(16) float s[256];
+for (int n = i; n < 256; n += 64) s[n] = x[n];
+__syncthreads();
+const float4 one = ((const float4 *)s)[b];
+float sum = one.x + one.w;
+sum += s[4 * i] + s[4 * i + 1] + s[4 * i + 2] + s[4 * i + 3];
+y[i + 64 * b] = sum;"""
+    by_line = {one.line: one for one in run(body, programs).lines}
+    # Each half of a warp takes 16 bytes per lane in a wavefront of its own, although all lanes read the same.
+    assert (by_line[8].shared_requests, by_line[8].wavefronts, by_line[8].least_wavefronts) == (4, 8, 8)
+    # A compiler joins the four into one instruction, whose 512 bytes per warp take four wavefronts.
+    assert (by_line[10].shared_requests, by_line[10].wavefronts, by_line[10].least_wavefronts) == (4, 16, 16)
+
+
 def test_lanes_that_leave_an_iteration_early_meet_again_in_the_next(programs):
     """As in the machine code of nvcc for sm_90, where BSSY and BSYNC are inside the loop."""
     body = """float sum = 0;

@@ -22,7 +22,7 @@ struct Counts {
     uint32_t hint = 0;     // its number in the list of these accesses
     long requests = 0, sectors = 0, least_sectors = 0;
     // Of shared memory: with accesses of this width, and of 8 and 16 bytes, into which the compiler may join several.
-    long wavefronts[3] = {}, least_wavefronts = 0;
+    long wavefronts[3] = {}, least_wavefronts[3] = {};
 };
 struct Block {
     long entries = 0, divergent = 0;
@@ -113,11 +113,13 @@ void count(const Request &request, int bytes, Space space) {
         mine.sectors += distinct(sectors, m);
         mine.least_sectors += (distinct(units, n) * bytes + 31) / 32;
     } else if (space == Space::SHARED) {
-        mine.wavefronts[0] += wavefronts(request, bytes);
-        for (int i = 0, width = 2 * bytes; i < 2 && width <= 16; i++, width *= 2)
-            if (mine.alignment >= width) mine.wavefronts[i + 1] += wavefronts(request, width);
-        const int words = distinct(units, n) * std::max(bytes, 4) / 4;
-        mine.least_wavefronts += (words + 31) / 32;
+        const int addresses = distinct(units, n), halves = !!(request.lanes & 0xffff) + !!(request.lanes >> 16);
+        for (int i = 0, width = bytes; i < 3 && width <= 16; i++, width *= 2) {
+            if (i && mine.alignment < width) break;
+            mine.wavefronts[i] += wavefronts(request, width);
+            const int full = (addresses * std::max(width, 4) / 4 + 31) / 32;
+            mine.least_wavefronts[i] += width == 16 ? std::max(full, halves) : full;
+        }
     }
 }
 
@@ -266,7 +268,7 @@ void write_counters(FILE *to) {
             std::fprintf(to, "counters\t%u\t0\t0\t%ld\n", code, mine.requests);
         else if (shared)
             std::fprintf(to, "counters\t%u\t0\t0\t0\t0\t0\t%ld\t%ld\t%ld\n", code, requests,
-                         joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts : 0);
+                         joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts[joined / 2] : 0);
         else
             std::fprintf(to, "counters\t%u\t%ld\t%ld\t0\t%ld\t%ld\n", code, mine.operation == READ ? requests : 0,
                          mine.operation == READ ? 0 : requests, mine.sectors, mine.least_sectors);
