@@ -66,7 +66,7 @@ def _once(request: Request, options: argparse.Namespace) -> int:
     """Check the file, print the verdict and then what is known about its speed; returns the exit code."""
     try:
         if options.html is not None:
-            _page.check(options.file)
+            _page.check(options.file, options.emulate)
         checked = _check.check(request)
         result, lines = checked.result, _shown(_screen.verdict(checked.result), [])
         ncu = [(_ncu.add, _screen.ncu)] if options.ncu else []

@@ -47,9 +47,16 @@ def test_the_page_has_all_parts_and_escapes_them():
     parts += ["called &lt;once&gt;", "Emulated on the CPU, one image:", "enough blocks?</p>"]
     assert [part for part in parts if part not in page] == []
     assert "<b>" not in page and 'id="line-30"' in page
-    assert "0.79 FLOP per byte" in page and "this GPU" in page
+    assert "7.69 FLOP per byte of x, w and y" in page
     heats = [float(heat) for heat in re.findall(r"--heat: ([0-9.]+)", page)]
     assert heats.index(max(heats)) == 7 and sum(heat > 0 for heat in heats) == 3
+
+
+def test_a_layer_that_no_gpu_has_timed_has_no_dot_in_a_roofline():
+    emulated = result()
+    emulated["layers"][0]["times"] = None
+    page = _page.as_page({**emulated, "device": "emulator"})
+    assert "<thead>" in page and "Roofline" not in page
 
 
 def test_a_source_without_counters_has_no_columns_for_them():
