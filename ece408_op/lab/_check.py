@@ -38,6 +38,7 @@ FILL = 4096.5
 #: Why a file's later call may be wrong.
 KEPT = "it keeps something from call to call, such as a static variable, or reads memory that it has not set"
 _UNSET = "__constant__ memory is 0 until cudaMemcpyToSymbol copies to it, in front of the launch"
+_STREAMS = "streams have no order: does each copy and launch wait for what it uses of another stream?"
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 _DYNAMIC_SHARED = re.compile(r"\bextern\s+(?:volatile\s+)?__shared__[^;\[]*?(\w+)\s*\[\s*\]\s*;")
@@ -113,8 +114,12 @@ def check(request: Request) -> Checked:
     if result["status"] in (WRONG, "crashed", "out_of_bounds"):
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
-        zeros = any((entry["explanation"] or {}).get("mistake") == "zeros" for entry in result["layers"])
-        result["hint"] = _shared_hint(text) or (_UNSET if zeros and "__constant__" in text else tied)
+        found = [entry["explanation"] or {"mistake": "", "sentence": ""} for entry in result["layers"]]
+        if "__constant__" in text and any(one["mistake"] == "zeros" for one in found):
+            tied = _UNSET
+        elif "cudaStreamCreate" in text and not any(one["sentence"] for one in found):
+            tied = tied or _STREAMS
+        result["hint"] = _shared_hint(text) or tied
     return Checked(layers, result, file, program)
 
 

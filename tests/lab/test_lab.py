@@ -226,6 +226,14 @@ EMULATED = {
         "wrong __constant__ memory is 0 until cudaMemcpyToSymbol copies to it.*Your output is 0 everywhere",
         (("#define TILE", "__constant__ float kept[1000];\n#define TILE"), ("k4d(m, c, p, q);", "kept[q];")),
     ),
+    "a stream that nothing waits for": Told(
+        "wrong streams have no order: ",
+        (
+            (LAUNCH, "cudaStream_t s; cudaStreamCreate(&s);\n  convolve<<<grid, block, 0, s>>>"),
+            ("k.dptr_, M", "kept, M"),
+            ("const dim3", "float *kept; cudaMalloc(&kept, 324);\n  const dim3"),
+        ),
+    ),
     "beyond": Told("line 2[05][^:]*: out of bounds: ", (("h > H - K ||", ""),)),
     "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
     "lacking": Told(
@@ -341,28 +349,6 @@ def test_new_writes_a_right_file_and_replaces_none(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             lab.main(given)
     assert len((STARTERS / "my_kernel.cu").read_text().splitlines()) <= 40
-
-
-@needs_gxx
-def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("jinja2")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = tmp_path / "page"
-    right = [str(changed(tmp_path, "own.h")), *SMALL, "--images", "1", "--html", str(page)]
-    assert lab.main(right) == 0
-    assert "Roofline" not in (page / "index.html").read_text(encoding="utf-8")
-    (page / "index.html").unlink()
-    capsys.readouterr()
-    # It is missed before any work.
-    monkeypatch.setattr("ece408_op.runtime.cuda.driver_version", lambda: 12080)
-    assert lab.main([str(changed(tmp_path, "own.cu")), *SMALL, "--html", str(page)]) == 3
-    printed = capsys.readouterr()
-    assert printed.out == "" and "expected matplotlib to import" in printed.err
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert lab.main(right) == 3
-    printed = capsys.readouterr()
-    assert printed.out == "" and "expected Jinja2" in printed.err
-    assert not any(page.iterdir())
 
 
 def test_watch_ends_with_the_reader_of_its_output(tmp_path):

@@ -1,6 +1,8 @@
 """The page of --html in headless Chromium: on a phone and on a desk, light and dark."""
 
 import re
+import shutil
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -11,6 +13,7 @@ from browser import chromium, contrast, opened
 
 from ece408_op.core.explain import explain
 from ece408_op.emulator import LineCounters, Report
+from ece408_op.lab import __main__ as lab
 from ece408_op.lab import _check, _page
 from ece408_op.problem import ConvProblem
 
@@ -64,6 +67,29 @@ def test_a_source_without_counters_has_no_columns_for_them():
     plain["layers"][0].update(counters=None, lines=[], hints=[], times=None)
     page = _page.as_page({**plain, "device": "cpu"})
     assert "<thead>" not in page and "Roofline" not in page and "<svg" in page
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_page_needs_matplotlib_only_for_a_roofline(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page, options = tmp_path / "page", ["--layer", "2x9x9x3x3", "--images", "1", "--html", str(tmp_path / "page")]
+    for name in ("new-forward.h", "my_kernel.cu"):
+        assert lab.main(["new", str(tmp_path / name)]) == 0
+    right = [str(tmp_path / "new-forward.h"), *options]
+    assert lab.main(right) == 0
+    assert "Roofline" not in (page / "index.html").read_text(encoding="utf-8")
+    (page / "index.html").unlink()
+    capsys.readouterr()
+    # It is missed before any work.
+    monkeypatch.setattr("ece408_op.runtime.cuda.driver_version", lambda: 12080)
+    assert lab.main([str(tmp_path / "my_kernel.cu"), *options]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == "" and "expected matplotlib to import" in printed.err
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert lab.main(right) == 3
+    printed = capsys.readouterr()
+    assert printed.out == "" and "expected Jinja2" in printed.err
+    assert not any(page.iterdir())
 
 
 browser = pytest.fixture(scope="module")(chromium)

@@ -1,4 +1,5 @@
-// The CUDA runtime for the host's code. Everything is done at once, in the order of the calls, streams included.
+// The CUDA runtime for the host's code. Everything is done at once, in the order of the calls, except in streams that the
+// file creates: their work waits until something waits for it, as late as a GPU may do it.
 #pragma once
 
 enum cudaError_t {
@@ -32,8 +33,8 @@ enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming =
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
 enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum { cudaMemAttachGlobal = 1, cudaMemAttachHost = 2 };
-struct ece408_stream { int unused; };
-struct ece408_event { double milliseconds; };
+struct ece408_stream;
+struct ece408_event;
 typedef ece408_stream *cudaStream_t;
 typedef ece408_event *cudaEvent_t;
 struct cudaDeviceProp {
@@ -62,6 +63,8 @@ cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind
 cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
                         cudaMemcpyKind kind, bool to_symbol, const void *code);
 bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code);
+// Do the work now, or in a stream of the file's own later.
+void in_stream(cudaStream_t stream, std::function<void()> work);
 
 template <typename T>
 ECE408_PLAIN inline void check_pointer(const T &argument, const void *code) {
@@ -74,21 +77,24 @@ ECE408_PLAIN inline void check_pointer(const T &argument, const void *code) {
 struct Launch {
     dim3 grid, block;
     size_t shared_bytes;
+    cudaStream_t stream;
     template <typename Kernel, typename... Arguments>
     ECE408_PLAIN __attribute__((noinline)) void operator()(const char *name, Kernel kernel, Arguments... arguments) const {
         const void *const code = __builtin_return_address(0);
         if (!allowed(grid, block, shared_bytes, code)) return;
         (check_pointer(arguments, code), ...);
-        auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
-        typedef decltype(call) Call;
-        struct Entry {
-            ECE408_PLAIN static void enter(void *call) { (*static_cast<Call *>(call))(); }
-        };
-        run_grid({{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, Entry::enter, &call, name, code});
+        in_stream(stream, [=, *this]() ECE408_PLAIN {
+            auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
+            typedef decltype(call) Call;
+            struct Entry {
+                ECE408_PLAIN static void enter(void *call) { (*static_cast<Call *>(call))(); }
+            };
+            run_grid({{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, Entry::enter, &call, name, code});
+        });
     }
 };
-inline Launch launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
-    return {grid, block, shared_bytes};
+inline Launch launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
+    return {grid, block, shared_bytes, stream};
 }
 
 }  // namespace emulator
@@ -96,6 +102,7 @@ inline Launch launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_
 const char *cudaGetErrorString(cudaError_t error);
 const char *cudaGetErrorName(cudaError_t error);
 cudaError_t cudaGetLastError();
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaPeekAtLastError();
 cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use);
 cudaError_t cudaFree(void *address);
@@ -103,11 +110,10 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind);
-inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr);
 inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                                     size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
+    cudaStreamSynchronize(stream);
     return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
 }
 cudaError_t cudaDeviceReset();
@@ -133,10 +139,8 @@ inline cudaError_t cudaHostAlloc(T **to, size_t bytes, unsigned) { return ece408
 template <typename T>
 inline cudaError_t cudaHostGetDevicePointer(T **to, void *address, unsigned) { return *to = (T *)address, cudaSuccess; }
 inline cudaError_t cudaFreeHost(void *address) { return cudaFree(address); }
-inline cudaError_t cudaFreeAsync(void *address, cudaStream_t) { return cudaFree(address); }
-inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr) {
-    return cudaMemset(to, value, bytes);
-}
+cudaError_t cudaFreeAsync(void *address, cudaStream_t);
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr);
 template <typename T>
 ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyToSymbol(const T &symbol, const void *from, size_t bytes, size_t offset = 0,
                                cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
@@ -145,7 +149,8 @@ ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyToSymbol(const T &s
 }
 template <typename T>
 inline cudaError_t cudaMemcpyToSymbolAsync(const T &symbol, const void *from, size_t bytes, size_t offset,
-                                           cudaMemcpyKind kind, cudaStream_t = nullptr) {
+                                           cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
+    cudaStreamSynchronize(stream);
     return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
 }
 template <typename T>
@@ -163,11 +168,10 @@ inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) {
 #define ECE408_NOTHING(name) \
     template <typename... T> \
     inline cudaError_t name(T...) { return cudaSuccess; }
-ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
+ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
 ECE408_NOTHING(cudaDeviceSetSharedMemConfig) ECE408_NOTHING(cudaDeviceSetLimit)
 ECE408_NOTHING(cudaThreadSetCacheConfig) ECE408_NOTHING(cudaFuncSetCacheConfig)
-ECE408_NOTHING(cudaFuncSetSharedMemConfig) ECE408_NOTHING(cudaStreamSynchronize) ECE408_NOTHING(cudaStreamQuery)
-ECE408_NOTHING(cudaStreamWaitEvent) ECE408_NOTHING(cudaEventSynchronize) ECE408_NOTHING(cudaEventQuery)
+ECE408_NOTHING(cudaFuncSetSharedMemConfig)
 ECE408_NOTHING(cudaHostRegister) ECE408_NOTHING(cudaHostUnregister) ECE408_NOTHING(cudaMemAdvise)
 ECE408_NOTHING(cudaMemPrefetchAsync) ECE408_NOTHING(cudaProfilerStart) ECE408_NOTHING(cudaProfilerStop)
 #undef ECE408_NOTHING
@@ -210,16 +214,20 @@ inline cudaError_t cudaGetDevice(int *to) { return *to = 0, cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int *to) { return *to = 1, cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t *free, size_t *all) { return *free = *all = size_t(4) << 30, cudaSuccess; }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
-inline cudaError_t cudaStreamCreate(cudaStream_t *to) { return *to = new ece408_stream, cudaSuccess; }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned) { return cudaStreamCreate(to); }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned, int) { return cudaStreamCreate(to); }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-inline cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned = 0) { return *to = new ece408_event{0}, cudaSuccess; }
+cudaError_t cudaDeviceSynchronize();
+inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags);
+inline cudaError_t cudaStreamCreate(cudaStream_t *to) { return cudaStreamCreateWithFlags(to, cudaStreamDefault); }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(to, flags);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0);
+cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned = 0);
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned) { return cudaEventCreate(to); }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
-    return event->milliseconds = emulator::milliseconds(), cudaSuccess;
-}
-inline cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until) {
-    return *to = float(until->milliseconds - from->milliseconds), cudaSuccess;
-}
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until);

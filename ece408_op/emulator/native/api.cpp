@@ -1,6 +1,9 @@
 // The CUDA runtime's functions that check what they are given.
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "../cuda/ece408_emulator.h"
@@ -17,6 +20,7 @@ cudaError_t failed(cudaError_t error, const std::string &message, const void *co
 }
 
 bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
+    if (in_kernel) stop("unsupported", "a kernel launches a kernel, which the emulator cannot do", code);
     const auto text = [](const char *what, dim3 size) {
         return std::string(what) + " of " + std::to_string(size.x) + " x " + std::to_string(size.y) + " x " +
                std::to_string(size.z);
@@ -58,6 +62,7 @@ cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind
 
 cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
                         cudaMemcpyKind kind, bool to_symbol, const void *code) {
+    cudaStreamSynchronize(nullptr);
     if (!is_symbol(symbol))
         return failed(cudaErrorInvalidSymbol, "a copy to or from a symbol takes the variable's name, without & and quotes", code);
     if (offset + bytes > symbol_bytes) {
@@ -73,9 +78,108 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
     return cudaSuccess;
 }
 
+cudaError_t set_memory(void *to, int value, size_t bytes, const void *code) {
+    if (!bytes) return cudaSuccess;
+    if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
+        return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", code);
+    std::memset(to, value, bytes);
+    note_filled(to, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t free_memory(void *address, const void *code) {
+    if (!address || device_free(address)) return cudaSuccess;
+    return failed(cudaErrorInvalidValue, "cudaFree of a pointer that cudaMalloc did not return, or a second time", code);
+}
+
 }  // namespace emulator
 
 using namespace emulator;
+
+struct ece408_stream {
+    bool blocking;  // the default stream and this one wait for each other
+    std::deque<std::function<void()>> work;
+    void step() {
+        const auto first = std::move(work.front());
+        work.pop_front();
+        first();
+    }
+};
+struct Record {  // of an event; one that no stream has recorded is done
+    double milliseconds = 0;
+    ece408_stream *stream = nullptr;
+    bool done = true;
+    void finish() {
+        while (!done) stream->step();
+    }
+};
+struct ece408_event {
+    std::shared_ptr<Record> last = std::make_shared<Record>();
+};
+static std::vector<ece408_stream *> streams;
+
+// In turn, so that streams that use the same memory without an order are likely to show it.
+static void finish(bool all) {
+    for (bool any = true; any;) {
+        any = false;
+        for (size_t i = 0; i < streams.size(); i++)
+            if ((all || streams[i]->blocking) && !streams[i]->work.empty()) streams[i]->step(), any = true;
+    }
+}
+void emulator::finish_streams() { finish(true); }
+void emulator::in_stream(cudaStream_t stream, std::function<void()> work) {
+    if (stream) return stream->work.push_back(std::move(work));
+    finish(false);
+    work();
+}
+cudaError_t cudaDeviceSynchronize() { return finish(true), cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags) {
+    streams.push_back(*to = new ece408_stream{!(flags & cudaStreamNonBlocking), {}});
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (!stream) finish(false);
+    while (stream && !stream->work.empty()) stream->step();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    cudaStreamSynchronize(stream);
+    streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
+    return delete stream, cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    in_stream(stream, [record = event->last] { record->finish(); });
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned) { return *to = new ece408_event, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    event->last.reset(new Record{0, stream, false});
+    in_stream(stream, [record = event->last] { record->milliseconds = milliseconds(), record->done = true; });
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event->last->finish(), cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until) {
+    from->last->finish(), until->last->finish();
+    return *to = float(until->last->milliseconds - from->last->milliseconds), cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    const void *const code = __builtin_return_address(0);
+    // Of other memory than the GPU's and pinned one, a copy is done when the call returns.
+    for (const void *const each : {(const void *)to, from})
+        if (!is_device(each) && !is_gpu_address(each))
+            return cudaStreamSynchronize(stream), copy_memory(to, from, bytes, kind, code);
+    in_stream(stream, [=] { copy_memory(to, from, bytes, kind, code); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    in_stream(stream, [=, code = __builtin_return_address(0)] { set_memory(to, value, bytes, code); });
+    return cudaSuccess;
+}
+cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
+    in_stream(stream, [=, code = __builtin_return_address(0)] { free_memory(address, code); });
+    return cudaSuccess;
+}
 
 static const struct Error {
     cudaError_t number;
@@ -105,23 +209,20 @@ cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use) {
                   __builtin_return_address(0));
 }
 cudaError_t cudaFree(void *address) {
-    if (!address || device_free(address)) return cudaSuccess;
-    return failed(cudaErrorInvalidValue, "cudaFree of a pointer that cudaMalloc did not return, or a second time",
-                  __builtin_return_address(0));
+    finish(true);
+    return free_memory(address, __builtin_return_address(0));
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (!bytes) return cudaSuccess;
-    if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
-        return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", __builtin_return_address(0));
-    std::memset(to, value, bytes);
-    note_filled(to, bytes);
-    return cudaSuccess;
+    finish(false);
+    return set_memory(to, value, bytes, __builtin_return_address(0));
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    finish(false);
     return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
 }
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind) {
+    finish(false);
     for (size_t row = 0; row < height; row++) {
         const cudaError_t error = copy_memory(static_cast<char *>(to) + row * to_pitch,
                                               static_cast<const char *>(from) + row * from_pitch, width, kind,

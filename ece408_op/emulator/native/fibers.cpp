@@ -310,7 +310,6 @@ void group_barrier(int group) {
 }
 
 void run_grid(const Grid &grid) {
-    if (in_kernel) stop("unsupported", "a kernel launches a kernel, which the emulator cannot do", grid.code);
     running = grid;
     gridDim = grid.grid, blockDim = grid.block;
     thread_count = grid.block.x * grid.block.y * grid.block.z;

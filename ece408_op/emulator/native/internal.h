@@ -121,6 +121,9 @@ void end_of_block();
 void write_counters(struct _IO_FILE *to);
 void forget_counters();
 
+// api.cpp
+void finish_streams();  // all that the file's own streams have left to do
+
 // main.cpp
 void end_launch(const Grid &grid);
 extern bool counting, racing;

@@ -77,7 +77,8 @@ void on_signal(int number) {
                std::to_string(size_t(gridDim.x) * gridDim.y * gridDim.z) + " blocks done: try a smaller layer";
     const char *const message = number == SIGALRM ? late.c_str()
                                 : number == SIGFPE ? "a division by zero"
-                                : number == SIGABRT ? "an assertion failed, or abort() or __trap() was called"
+                                : number == SIGABRT ? "an assertion failed, abort() or __trap() was called, or the host's "
+                                                      "code has overwritten memory that is not its own"
                                                     : "it uses memory that does not exist";
     stop(number == SIGALRM ? "time" : "crash", message, code);
 }
@@ -161,6 +162,7 @@ void run_call(FILE *job, double seconds) {
     limit_time(seconds);
     try {
         ece408_run(buffers.data(), parameters.data());
+        finish_streams();
     } catch (const std::exception &error) {
         report("error", error.what(), address_of(last_code));
     }
