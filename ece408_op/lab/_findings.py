@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -65,8 +66,12 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
     checked.result["hint"] = ""
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
-        concurrent = "cudaStreamCreate" in checked.result["source"]  # the course's skeleton has one stream
-        checked.result["hint"] = ". ".join(_on_launches(few, many, more, concurrent))
+        source = checked.result["source"]
+        concurrent = "cudaStreamCreate" in source  # the course's skeleton has one stream
+        hints = [*_on_launches(few, many, more, concurrent)]
+        if "cudaMalloc" in source and not re.search(r"cudaFree|\bstatic\b|~", source):  # a buffer may be kept
+            hints.append("cudaMalloc without cudaFree: each call takes more of the GPU's memory")
+        checked.result["hint"] = ". ".join(hints)
 
 
 def _on_launches(

@@ -234,6 +234,11 @@ EMULATED = {
             ("const dim3", "float *kept; cudaMalloc(&kept, 324);\n  const dim3"),
         ),
     ),
+    "a buffer that is not freed": Told(
+        "cudaMalloc without cudaFree: each call",
+        (("const dim3", "void *own; cudaMalloc(&own, 64);\n  const dim3"),),
+        code=0,
+    ),
     "beyond": Told("line 2[05][^:]*: out of bounds: ", (("h > H - K ||", ""),)),
     "adds": Told("right only while y is 0 before the call", (("  y4d(b, m, h, w) = 0;\n", ""),), code=0),
     "lacking": Told(
