@@ -114,12 +114,9 @@ def check(request: Request) -> Checked:
     if result["status"] in (WRONG, "crashed", "out_of_bounds"):
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
-        found = [entry["explanation"] or {"mistake": "", "sentence": ""} for entry in result["layers"]]
-        if "__constant__" in text and any(one["mistake"] == "zeros" for one in found):
-            tied = _UNSET
-        elif "cudaStreamCreate" in text and not any(one["sentence"] for one in found):
-            tied = tied or _STREAMS
-        result["hint"] = _shared_hint(text) or tied
+        zeros = any((entry["explanation"] or {}).get("mistake") == "zeros" for entry in result["layers"])
+        unset = _UNSET if zeros and "__constant__" in text else ""
+        result["hint"] = _shared_hint(text) or unset or tied or stream_hint(result)
     return Checked(layers, result, file, program)
 
 
@@ -130,6 +127,13 @@ def _shared_hint(text: str) -> str:
         if len(names) > 1:
             return f"{names[0]} and {names[1]} begin at one address: a block has one array of dynamic shared memory"
     return ""
+
+
+def stream_hint(result: dict[str, Any]) -> str:
+    """Return what to look at in a wrong file with streams, if nothing else explains its output."""
+    said = any((entry["explanation"] or {}).get("sentence") for entry in result["layers"])
+    said = said or any(one["kind"] != "uninitialised" for entry in result["layers"] for one in entry["findings"])
+    return "" if said or result["status"] == RIGHT or "cudaStreamCreate" not in result["source"] else _STREAMS
 
 
 def _batch_hint(text: str, images: int, most: int | None) -> str:

@@ -14,7 +14,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import WARP, LaunchShape, device_limits
 
-from ._check import KEPT, RIGHT, Checked, Request, emulate, for_more, update_verdict
+from ._check import KEPT, RIGHT, Checked, Request, emulate, for_more, stream_hint, update_verdict
 
 #: Images of the smallest layer in the emulator, behind the first verdict, and of the smallest with several channels.
 _IMAGES, _FEWER_IMAGES = 4, 2
@@ -63,7 +63,7 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
         *_, (alone, _) = emulate(program, [more], dict(checked.result))
         text = f"right in its first call, and wrong in a later one: {KEPT}" if alone["status"] == RIGHT else text
     update_verdict(checked.result, number, entry, text)
-    checked.result["hint"] = ""
+    checked.result["hint"] = stream_hint(checked.result)
     if checked.right:
         few, many = checked.result["layers"][number]["launches"], entry["launches"]
         source = checked.result["source"]

@@ -328,6 +328,19 @@ def test_streams_wait_for_no_more_than_the_file_says(programs: Path) -> None:
         np.testing.assert_allclose(report.y, Y[:, : report.y.shape[1]], atol=1e-5)
 
 
+def test_streams_that_share_a_buffer_show_it_with_two_images(programs: Path) -> None:
+    shared = """float *copy; cudaMalloc(&copy, x.MSize() * 4);
+    cudaStream_t s, other; cudaStreamCreate(&s); cudaStreamCreate(&other);
+    cudaMemcpyAsync(copy, x.dptr_, x.MSize() * 4, cudaMemcpyDeviceToDevice, s);
+    cudaMemsetAsync(copy, 0, x.MSize() * 4, other);"""
+    changes = {"cudaStream_t s = y.stream_->stream_;": shared, "x.dptr_, w.dptr_": "copy, w.dptr_"}
+    path = programs / "shared_buffer.cuh"
+    path.write_text(changed("naive.cuh", {**changes, "cudaDeviceSynchronize()": "cudaStreamSynchronize(s)"}))
+    reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W), (np.repeat(X, 2, 0), W)])
+    np.testing.assert_allclose(reports[0].y, Y, atol=1e-5)
+    assert (reports[1].y == 0).all()
+
+
 def test_a_host_that_overwrites_its_own_heap_is_told_so(programs: Path) -> None:
     copies = ("char *own = new char[64]; cudaMemcpy(own, x.dptr_, 3136, cudaMemcpyDefault); delete[] own;",
               "own = new char[1 << 17]; cudaMemcpy(own, x.dptr_, 64, cudaMemcpyDefault);")  # fmt: skip

@@ -117,14 +117,18 @@ struct ece408_event {
     std::shared_ptr<Record> last = std::make_shared<Record>();
 };
 static std::vector<ece408_stream *> streams;
+// Whether all streams go on while one is waited for: then those that share memory without an order show it. Otherwise, a
+// stream that should wait for another shows it.
+bool emulator::streams_in_turn;
 
-// In turn, so that streams that use the same memory without an order are likely to show it.
+static bool step(bool all) {
+    bool any = false;
+    for (size_t i = 0; i < streams.size(); i++)
+        if ((all || streams[i]->blocking) && !streams[i]->work.empty()) streams[i]->step(), any = true;
+    return any;
+}
 static void finish(bool all) {
-    for (bool any = true; any;) {
-        any = false;
-        for (size_t i = 0; i < streams.size(); i++)
-            if ((all || streams[i]->blocking) && !streams[i]->work.empty()) streams[i]->step(), any = true;
-    }
+    while (step(all)) {}
 }
 void emulator::finish_streams() { finish(true); }
 void emulator::in_stream(cudaStream_t stream, std::function<void()> work) {
@@ -139,7 +143,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (!stream) finish(false);
-    while (stream && !stream->work.empty()) stream->step();
+    while (stream && !stream->work.empty()) streams_in_turn ? void(step(true)) : stream->step();
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

@@ -123,6 +123,7 @@ void forget_counters();
 
 // api.cpp
 void finish_streams();  // all that the file's own streams have left to do
+extern bool streams_in_turn;
 
 // main.cpp
 void end_launch(const Grid &grid);

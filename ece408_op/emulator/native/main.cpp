@@ -161,6 +161,7 @@ void run_call(FILE *job, double seconds) {
     buffers.push_back(nullptr);
     limit_time(seconds);
     try {
+        streams_in_turn = !parameters.empty() && parameters[0] % 2 == 0;  // with an even number of images
         ece408_run(buffers.data(), parameters.data());
         finish_streams();
     } catch (const std::exception &error) {
