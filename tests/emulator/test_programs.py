@@ -159,6 +159,7 @@ DECLARED = """
     const char2 letters = {.x = 'a', .y = 'b'};
     float4 single = {1.f}; int2 whole[2] = {{1}, {}}; const half2 halves = {__float2half(1), __float2half(0)};
     unsigned lane; asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    float pixel; asm("ld.global.nc.f32 %0, [%1];" : "=f"(pixel) : "l"(x + 1));
     lane -= (threadIdx.x + blockDim.x * threadIdx.y) % 32;
     struct Sum { float value; __device__ Sum() : value(0) {} };  // no GPU runs the constructor of a shared variable
     __shared__ Sum kept[1024];
@@ -168,7 +169,7 @@ DECLARED = """
     extern __shared__ __attribute__((aligned(16))) float three[];
     const float unit = tap.y + pair.x + some.w + sums[1][1].w
         + kept[threadIdx.x + blockDim.x * threadIdx.y].value + each.x + each.w - 5 + letters.y - letters.x - 1
-        + single.x + single.w - whole[0].x - whole[0].y + whole[1].x + lane + __high2float(halves);
+        + single.x + single.w - whole[0].x - whole[0].y + whole[1].x + lane + __high2float(halves) + pixel - x[1];
 """
 #: Changes of a submission that is right and stays so.
 CHANGES = {

@@ -7,6 +7,7 @@ namespace ptx {
 
 inline unsigned short half_bits(float value) { return ece408_bits<unsigned short>(_Float16(value)); }
 
+inline void ld_global_nc_f32(float &d, const float *p) { d = *p; }
 inline void mov_u32(unsigned &d, unsigned a) { d = a; }
 inline void cvt_rn_f16_f32(unsigned short &d, float a) { d = half_bits(a); }
 inline void cvt_f32_f16(float &d, unsigned short a) { d = float(ece408_bits<_Float16>(a)); }
