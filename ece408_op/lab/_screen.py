@@ -29,8 +29,11 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {layer_name(entry)}: {_WORDS[entry['status']]}")
         lines += _wrapped(entry["note"], 2, 4)
     wrong = [entry for entry in result["layers"] if entry["status"] != RIGHT]
-    for entry in wrong[:1]:
-        lines.append("")
+    # A layer of one channel may be 0 for a reason that a layer of several shows.
+    zeros = [not one["findings"] and (one["explanation"] or {}).get("mistake") == "zeros" for one in wrong]
+    first = zeros.index(False) if False in zeros else 0
+    for entry in wrong[first : first + 1]:
+        lines += ["", f"{layer_name(entry)}:"] if first else [""]
         lines += [_finding(one) for one in entry["findings"][: _MOST["findings"]]]
         lines += [part for text in entry["text"] for part in _wrapped(text, 3, 0)]
         line = entry["explanation"] and entry["explanation"]["line"]

@@ -65,6 +65,11 @@ ON_THE_CPU = {
     "adds": Told("right only while y is 0 before the call", (("y[b][m][h][w] = 0;", ""),), "--images 2", 0),
     "tied": Told("it may be tied to 10 images: try --images 10", (("b < B;", "b < 10;"),)),
     "tied, tried": Told("bad.h, on the CPU, 10 images: right", (("b < B;", "b < 10;"),), "--images 10", 0),
+    "zeros of one channel": Told(
+        r"WRONG 2 x 9 x 9, 3 filters of 3 x 3: \d+ of .* without the first channel: .* see line 23",
+        (("int c = 0", "int c = 1"),),
+        "--layer 1x9x9x3x3 2x9x9x3x3 --images 2",
+    ),
     "few images": Told(
         "right for 4 images, and wrong for 100.*does not write the last image", (("b < B;", "b < B && b < 50;"),)
     ),
