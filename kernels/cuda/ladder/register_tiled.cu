@@ -67,19 +67,19 @@ __device__ __forceinline__ index_t window_offset(index_t element, int n) {
     return index_t(corner_row(element / YW, corner)) * W + corner_column(element % YW, corner);
 }
 
-// Compute block number `block` of the product for `images` images. The block's threads call it together.
-__device__ __forceinline__ void register_tile(const float *__restrict__ x, const float *__restrict__ w,
-                                              float *__restrict__ y, long long first, int images, unsigned block) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCK_THREADS == 128 ? 4 : 1)
+register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+               int images) {
     __shared__ __align__(16) stored_t pixels[2][K_PER_STEP][BLOCK_PIXELS];
     __shared__ __align__(16) stored_t weights[2][K_PER_STEP][8 * Config::warps_along_filters];  // padded to 8 per warp
     __shared__ index_t offset[2][K_PER_STEP];  // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int filter_warp = warp % Config::warps_along_filters, pixel_warp = warp / Config::warps_along_filters;
-    const int first_filter = block % FILTER_GROUPS * BLOCK_FILTERS;
+    const int first_filter = blockIdx.x % FILTER_GROUPS * BLOCK_FILTERS;
 
     // The block's first element of y: element r0 of image b0. From there on indices fit index_t.
-    const long long n0 = block / FILTER_GROUPS * (long long)BLOCK_ELEMENTS;
+    const long long n0 = blockIdx.x / FILTER_GROUPS * (long long)BLOCK_ELEMENTS;
     const long long b0 = n0 / PIXELS;
     const index_t r0 = n0 % PIXELS;
     const long long left = images * (long long)PIXELS - n0;
@@ -183,10 +183,4 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
                 out[m * PIXELS] = sum[f][u];
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCK_THREADS == 128 ? 4 : 1)
-register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
-               int images) {
-    register_tile(x, w, y, first, images, blockIdx.x);
 }
