@@ -107,7 +107,7 @@ class _ThreadTile(NamedTuple):
 @lru_cache(maxsize=256)
 def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = False) -> RegisterBlockedTile | None:
     """Return the tile with the least cost; None if no tile fits the chip's shared or constant memory."""
-    copied = next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0)
+    copied = math.gcd(aligned // ITEM_BYTES, problem.width)
     thread_tiles = sorted(_thread_tiles(problem, copied, uniform))[:_TRIED]
     found = [each for tile in thread_tiles for each in _block_tiles(problem, tile, chip, copied)]
     return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
+from math import gcd
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem
@@ -71,10 +72,8 @@ class DataGradientTile:
 
 
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
-    vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
-    copy = next(v for v in vectors if problem.output_width % v == 0)
+    copy, store = (gcd(aligned // ITEM_BYTES, width) for width in (problem.output_width, problem.width))
     promotion = ceil_div(_PROMOTED_PRODUCTS, problem.kernel * problem.kernel_width)
-    store = next(v for v in vectors if problem.width % v == 0)
     sizes = even_shares(problem.channels, 8)
     # An odd number of whole vectors per thread: the columns of eight neighbouring threads then lie in different banks.
     for columns, channels, rows in product((4, 12), sizes, range(1, 9)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import gcd
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, TANH_POOL, ConvProblem, PooledProblem
@@ -89,9 +90,8 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[SlidingWindowTile]:
     for columns in (p for p in (1, 2, 4) if p <= width and p % step == 0):
         # Vectors are aligned if every tile begins at one, including the last tile, which is moved back to the edge.
         begins = (width, columns) if width % columns == 0 else (width, columns, width - columns)
-        vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
-        load = next(v for v in vectors if all(n % v == 0 for n in (problem.width, *begins[1:])))
-        store = next(v for v in vectors if all(n // step % v == 0 for n in begins))
+        load = gcd(aligned // ITEM_BYTES, problem.width, *begins[1:])
+        store = gcd(aligned // ITEM_BYTES, *(n // step for n in begins))
         for rows in range(step, min(height, 12) + 1, step):
             for filters in (1, 2) if problem.filters > 1 else (1,):
                 yield SlidingWindowTile(rows, columns, filters, load, store)

@@ -60,9 +60,8 @@ class WeightGradientTile:
 
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[WeightGradientTile]:
     width = problem.width + 2 * problem.pad[1]
-    vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
-    x_vector = next(v for v in vectors if problem.width % v == 0) if problem.pad == (0, 0) else 1
-    y_vector = next(v for v in vectors if problem.output_width % v == 0)
+    x_vector = math.gcd(aligned // ITEM_BYTES, problem.width) if problem.pad == (0, 0) else 1
+    y_vector = math.gcd(aligned // ITEM_BYTES, problem.output_width)
     x_pitch = odd_vectors(max(width, round_up(problem.output_width, 4) + round_up(problem.kernel_width + 3, 4) - 4))
     y_pitch = odd_vectors(problem.output_width)
     for filters in even_shares(problem.filters, _MOST_SUMS // problem.kernel_width):

@@ -6,13 +6,14 @@ measures the most promising ones and writes the fastest into the table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from ece408_op.core import tuning
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div, even_shares, round_up
 
 from ._shared_memory_layout import NO_TAP, Stage
@@ -67,7 +68,7 @@ def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
     starts = [problem.height * problem.width, rows * problem.width, problem.width, problem.pad[0] * problem.width]
     if rows >= problem.output_height:
         starts = [problem.channels * problem.height * problem.width]
-    return next(v for v in (4, 2, 1) if 4 * v <= aligned and all(n % v == 0 for n in starts))
+    return math.gcd(aligned // ITEM_BYTES, *starts)
 
 
 def _cuts(problem: ConvProblem, rows: int, aligned: int) -> Iterator[_Fields]:

@@ -81,8 +81,7 @@ class _Tile:
 
 
 def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Tile]:
-    vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
-    x_vector, y_vector = (next(v for v in vectors if w % v == 0) for w in (problem.width, problem.output_width))
+    x_vector, y_vector = (math.gcd(aligned // ITEM_BYTES, width) for width in (problem.width, problem.output_width))
     pairs = ceil_div(problem.output_width, 2)
     # The words of eight taps then lie in different banks of shared memory, where they belong to two rows.
     x_pitch = next(n for n in range(2 * pairs - 2 + problem.kernel_width, 10**9) if 13 <= n % 32 <= 19)
