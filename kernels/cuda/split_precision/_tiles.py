@@ -12,7 +12,7 @@ from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
 from ._shared_memory_layout import Stage, Tap
-from ._wgmma import wgmma_macro
+from ._wgmma import wgmma_macros
 
 #: Bytes of shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
@@ -233,12 +233,8 @@ class WarpgroupTile(Tile):
             **super().defines,
             "HALF_STEP_TABLE": ", ".join(table),
             "PATTERN_TABLE": ", ".join(map(str, examples)),
-            **wgmma_macro("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
-            **wgmma_macro("WGMMA_ALL_COMPONENTS_OVERWRITE", 8 * self.group_tiles * self.components, overwrite=True),
-            **wgmma_macro("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
-            **wgmma_macro(
-                "WGMMA_HIGH_COMPONENT_OVERWRITE", 8 * self.group_tiles if self.components == 2 else 0, overwrite=True
-            ),
+            **wgmma_macros("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
+            **wgmma_macros("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles * (self.components - 1)),
         }
 
 
@@ -285,11 +281,8 @@ class ImplicitGemmTile(Tile):
 
     @property
     def defines(self) -> dict[str, int | str]:
-        shared = self.wgmma_n if self.components == 2 else 0
         return {
             **super().defines,
-            **wgmma_macro("WGMMA_REGISTERS", self.wgmma_n),
-            **wgmma_macro("WGMMA_REGISTERS_OVERWRITE", self.wgmma_n, overwrite=True),
-            **wgmma_macro("WGMMA_SHARED", shared, shared=True),
-            **wgmma_macro("WGMMA_SHARED_OVERWRITE", shared, shared=True, overwrite=True),
+            **wgmma_macros("WGMMA_REGISTERS", self.wgmma_n),
+            **wgmma_macros("WGMMA_SHARED", self.wgmma_n * (self.components - 1), shared=True),
         }
