@@ -25,13 +25,6 @@ _MOST_PATTERNS = 5
 _FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
 #: The time of loads without staging, relative to staged loads, if a tile is a part of an image with short runs.
 _SHORT_RUNS = 5
-#: Public names that are not in the sources' Config: they are not numbers, or only this package reads them.
-_NOT_IN_CONFIG = {
-    *("layer", "stage", "taps", "config", "defines", "choices", "name", "summary", "sources", "features"),
-    *("milliseconds", "threads", "positions"),
-    *("units", "unit_positions", "padded_tiles", "filter_bytes", "input_floats", "stage_rows"),
-    *("shared_reads", "shared_bytes", "read_k_steps"),
-}
 
 
 @dataclass(frozen=True)
@@ -82,9 +75,9 @@ class Tile:
 
     @property
     def config(self) -> dict[str, bool | int | float]:
-        """The sources' ``struct Config``: the tile's public numbers, except those that only this package reads."""
-        names = {name for name in dir(self) if name[0] != "_"} - _NOT_IN_CONFIG
-        return {name: getattr(self, name) for name in sorted(names)}
+        """The sources' ``struct Config``: the tile's public numbers."""
+        public = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "config"}
+        return {name: value for name, value in public.items() if isinstance(value, int)}
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -48,7 +48,7 @@ struct Tap {
 };
 __constant__ const Tap WORD_TAPS[] = {TAP_TABLE};
 
-constexpr int POSITIONS = TILE_IMAGES * TILE_LINES * TILE_COLUMNS;
+constexpr int POSITIONS = Config::positions, UNITS = Config::units;  // of a tile
 constexpr int MATH_THREADS = 32 * MATH_WARPS, PRODUCER_THREADS = 32 * PRODUCER_WARPS;
 constexpr int ALL_THREADS = MATH_THREADS + PRODUCER_THREADS;
 constexpr int TILES_PER_IMAGE = Config::tiles_per_image;

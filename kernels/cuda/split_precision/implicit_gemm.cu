@@ -23,7 +23,7 @@
 // filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup level matrix instructions" in the
 // PTX ISA.
 
-constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;
+constexpr int WARPGROUPS = 2;
 constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;     // floats of one tile's outputs; two tiles are staged

@@ -18,7 +18,6 @@
 // layer. Shared-memory reads limit it: the filters once per unit, the positions once per column group. Restriction:
 // sm_80 or newer. See "Warp level matrix instructions" in the PTX ISA.
 
-constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
 constexpr int M_TILES = Config::m_tiles;
 static_assert(!PROMOTES || PROMOTION_INTERVAL % 2 == 0, "the main loop's iterations have two k-steps");
 constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one GEMM column to the next

@@ -23,7 +23,6 @@
 // four.
 
 constexpr int M_TILES = Config::m_tiles;
-constexpr int UNITS = (POSITIONS + 16 * M_TILES - 1) / (16 * M_TILES);
 constexpr int IMAGE_POSITIONS = TILE_LINES * TILE_COLUMNS;
 
 // Store four neighbouring outputs to y, evict-first, so that L2 keeps the inputs.

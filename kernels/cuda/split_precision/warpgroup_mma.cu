@@ -40,7 +40,6 @@
 // persistent cooperative kernels.
 
 constexpr int WARPGROUPS = MATH_WARPS / 4;
-constexpr int UNITS = (POSITIONS + 63) / 64 * COLUMN_GROUPS;  // of a tile
 // A thread's sums per output row: one component of w, and all.
 constexpr int COMPONENT_SUMS = 4 * GROUP_TILES, SUMS = COMPONENTS * COMPONENT_SUMS;
 constexpr int SHARED_ROW_STEPS = ROW_STEPS * (K + OUTPUT_ROWS - 1);
