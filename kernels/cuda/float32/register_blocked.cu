@@ -261,27 +261,18 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                             staged[position.row * OW + position.column + j - begin] = sum[f][j];
                 }
                 __syncwarp();
-                if (KEEP_ADDRESSES) {
-#pragma unroll
-                    for (int u = 0; u < STORES; u++)
-                        if (u * 32 * STORE < left) {
-                            float v[STORE];
-                            read<STORE>(v, staged + (u * 32 + lane) * STORE);
-                            write_streaming<STORE>(to[KEEP_ADDRESSES ? u : 0] + f * PIXELS, v);
-                        }
-                    __syncwarp();
-                    continue;
-                }
                 int from = begin;
-                asm volatile("" : "+r"(from));  // compute the addresses again: there are too many to keep
+                // With too many addresses to keep, compute them again.
+                if (!KEEP_ADDRESSES) asm volatile("" : "+r"(from));
 #pragma unroll
                 for (int u = 0; u < STORES; u++) {
                     const int pixel = from + (u * 32 + lane) * STORE;
-                    if (pixel >= end) continue;
+                    if (KEEP_ADDRESSES ? u * 32 * STORE >= left : pixel >= end) continue;
                     float v[STORE];
                     read<STORE>(v, staged + (u * 32 + lane) * STORE);
-                    const int b = pixel / (OH * OW);
-                    write_streaming<STORE>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
+                    float *const target = KEEP_ADDRESSES ? to[KEEP_ADDRESSES ? u : 0]
+                                                         : out + pixel / (OH * OW) * (OUTPUTS - PIXELS) + pixel;
+                    write_streaming<STORE>(target + f * PIXELS, v);
                 }
                 __syncwarp();
             }
