@@ -8,4 +8,5 @@ cudnn            NVIDIA's library
 sources.py       where the sources are
 layer.cuh        the layer's sizes and types
 denormals.cuh    multiplications that keep denormal numbers
+vectors.cuh      loads, stores and asynchronous copies of neighbouring floats
 """

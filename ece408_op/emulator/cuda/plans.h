@@ -1,5 +1,5 @@
 // What stands in front of kernels of the package: CUDA, and the functions of their headers split_precision/instructions.cuh
-// and tma.cuh, which are made of instructions of Hopper. Asynchronous copies are done at once. What a GPU requires of
+// and tma.cuh, which are made of instructions of Hopper. Bulk copies are done at once. What a GPU requires of
 // addresses and sizes is checked.
 #pragma once
 #include "ece408_emulator.h"
@@ -28,7 +28,6 @@ inline unsigned shared_address(const void *p) { return __cvta_generic_to_shared(
 // Without an effect here, as copies and products are done at once. The number is of pending groups, or of registers.
 #define ECE408_NOTHING(name) template <int = 0> inline void name() {}
 ECE408_NOTHING(wait_for_previous_grid) ECE408_NOTHING(allow_next_grid)
-ECE408_NOTHING(copy_async_commit) ECE408_NOTHING(copy_async_wait)
 ECE408_NOTHING(bulk_store_commit) ECE408_NOTHING(bulk_store_wait_read) ECE408_NOTHING(bulk_store_wait)
 ECE408_NOTHING(wgmma_fence) ECE408_NOTHING(wgmma_commit) ECE408_NOTHING(wgmma_wait)
 ECE408_NOTHING(fence_async_proxy) ECE408_NOTHING(raise_registers) ECE408_NOTHING(lower_registers)
@@ -63,8 +62,6 @@ inline void copy_bytes(float *to, const float *from, int bytes, int alignment) {
     if (bytes % alignment) stop("misaligned", "a copy of no multiple of its alignment", __builtin_return_address(0));
     for (int i = 0; i < bytes / 4; i++) to[i] = from[i];
 }
-template <int FLOATS>
-inline void copy_async(float *to, const float *from) { copy_bytes(to, from, 4 * FLOATS, 4 * FLOATS); }
 inline void store_if(bool condition, uint4 *to, const uint4 &value) {
     if (condition) *to = value;
 }

@@ -8,5 +8,4 @@ data_gradient_tiles   data gradient of a few channels: a tile of pixels per thre
 weight_gradient_rows  weight gradient of few channels and filters: all sums in a block's registers
 
 partial_sums  weight gradients in two launches: blocks add shares of the images, then their sums are added
-vectors.cuh   loads, stores and asynchronous copies of neighbouring floats
 """

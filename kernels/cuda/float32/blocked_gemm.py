@@ -119,7 +119,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "blocked_gemm",
     "implicit GEMM with register blocking: every convolution and both gradients",
-    sources("float32/vectors.cuh", "float32/partial_sums.cuh", "float32/blocked_gemm.cu"),
+    sources("vectors.cuh", "float32/partial_sums.cuh", "float32/blocked_gemm.cu"),
     _plan,
     features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},
     error_bound=_bound,

@@ -155,7 +155,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "data_gradient_tiles",
     "data gradient as a direct convolution: a tile of pixels per thread, for few channels",
-    sources("float32/vectors.cuh", "float32/data_gradient_tiles.cu"),
+    sources("vectors.cuh", "float32/data_gradient_tiles.cu"),
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, DATA_GRADIENT}),

@@ -99,7 +99,7 @@ def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
     return chip.capability == tiles.UNIFORM_CAPABILITY and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 
-_SOURCES = sources("float32/vectors.cuh", "float32/register_blocked.cu")
+_SOURCES = sources("vectors.cuh", "float32/register_blocked.cu")
 KERNEL = CudaKernel(
     "register_blocked",
     "register-blocked direct convolution along rows: a strip of a row for several filters per thread",

@@ -158,7 +158,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "sliding_window",
     "sliding-window direct convolution: a thread's input window in registers, for all filters",
-    sources("float32/vectors.cuh", "float32/sliding_window.cu"),
+    sources("vectors.cuh", "float32/sliding_window.cu"),
     _plan,
     _limits,
     features=frozenset({TANH_POOL}),

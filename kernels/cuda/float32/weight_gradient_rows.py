@@ -147,7 +147,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "weight_gradient_rows",
     "weight gradient along rows: all sums of the layer in a block's registers",
-    sources("float32/vectors.cuh", "float32/partial_sums.cuh", "float32/weight_gradient_rows.cu"),
+    sources("vectors.cuh", "float32/partial_sums.cuh", "float32/weight_gradient_rows.cu"),
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, WEIGHT_GRADIENT}),

@@ -21,20 +21,20 @@ __device__ __forceinline__ void load_input(const Shared &s, const float *x, cons
         }
     }
     if (BULK_LOADS) mbarrier_arrive_expect_bytes(s.barriers + INPUT_LOADED + buffer, COPIES * 4 * length);
-    else copy_async_commit();
+    else commit_copies();
 }
 // Wait for the `turn`-th input in this buffer; copies to other buffers may still be pending.
 __device__ __forceinline__ void wait_for_input(const Shared &s, int buffer, int turn) {
     if (Config::input_from_global) return;
     if (BULK_LOADS) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, turn);
-    else copy_async_wait<INPUT_BUFFERS - 1>(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
+    else wait_for_copies<INPUT_BUFFERS - 1>(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
 }
 __device__ __forceinline__ void load_first_inputs(const Shared &s, const float *x, int images, int tiles, int thread) {
 #pragma unroll
     for (int i = 0; i < INPUT_BUFFERS; i++) {
         const int number = blockIdx.x / FILTER_BLOCKS + i * (gridDim.x / FILTER_BLOCKS);
         if (number < tiles) load_input(s, x, WorkTile(number, images), i, thread);
-        else copy_async_commit();  // an empty group
+        else commit_copies();  // an empty group
     }
 }
 
@@ -129,7 +129,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         if (!SPECULATES) named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
         const int later = s.exponents[CLAIMED + stage];
         if (later < tiles) load_input(s, x, WorkTile(later, images), buffer, thread);
-        else if (INPUT_BUFFERS > 1) copy_async_commit();
+        else if (INPUT_BUFFERS > 1) commit_copies();
         number = INPUT_BUFFERS == 2 ? next : later, next = later;
     }
 }
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     wait_for_previous_grid();
     allow_next_grid();
     if (filters_unsplittable(filter_scales)) {  // recompute_images computes all images
-        copy_async_wait();
+        wait_for_copies<0>();
         return;
     }
     load_filters(s, filters, filter_scales);

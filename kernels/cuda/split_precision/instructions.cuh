@@ -61,21 +61,6 @@ __device__ __forceinline__ void mbarrier_wait_thread(Barrier *barrier, int phase
     while (!mbarrier_phase_ended(barrier, phase & 1)) {}
 }
 
-// Asynchronous copies of 4, 8 or 16 bytes into shared memory (cp.async).
-template <int FLOATS>
-__device__ __forceinline__ void copy_async(float *to, const float *from) {
-    const unsigned address = shared_address(to);
-    if (FLOATS == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(4 * FLOATS) : "memory");
-}
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Wait for all groups of copies but the last PENDING ones.
-template <int PENDING = 0>
-__device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // Store 16 bytes if `condition` holds. A predicated instruction, because the compiler could move earlier
 // code into a branch.
 __device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 &value) {

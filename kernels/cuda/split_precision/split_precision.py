@@ -191,7 +191,7 @@ def _kernel(kind: type[Tile], components: int) -> CudaKernel:
         assert tile is not None, "expected a problem without reasons against it"
         return plan_of(tile, problem, chip)
 
-    shared = ("../layer", "../denormals", "instructions", "range", "recompute", "split", "block")
+    shared = ("../layer", "../denormals", "../vectors", "instructions", "range", "recompute", "split", "block")
     return CudaKernel(
         kernel_name(kind, components),
         kind.summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",

@@ -200,13 +200,13 @@ weight_gradient(const float *__restrict__ x, const float *__restrict__ y, float 
             load_rows<Config::x_vector, C, X_ROWS, H, W>(x_raw, image_of(x, image, IMAGE), first_row - PAD_H);
             load_rows<Config::y_vector, M, STEP_ROWS, OH, OW>(y_raw, image_of(y, image, OUTPUTS), first_row);
         }
-        copy_async_commit();
+        commit_copies();
     };
     Sums sums;
     load(begin);
 #pragma unroll 1
     for (long long step = begin; step < end; step++) {
-        copy_async_wait();
+        wait_for_copies<0>();
         __syncthreads();  // the raw rows have arrived, and no warp reads the words of the previous step
         Range of_x = range_of<X_FLOATS>(x_raw), of_y = range_of<Y_FLOATS>(y_raw);
         if (threadIdx.x % 32 == 0) ranges[0][threadIdx.x / 32] = of_x, ranges[1][threadIdx.x / 32] = of_y;

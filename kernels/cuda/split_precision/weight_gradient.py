@@ -154,7 +154,7 @@ KERNEL = CudaKernel(
     "fp16x3_weight_gradient",
     "weight gradient by mma.sync, all sums of the layer in a block's registers",
     (
-        *(_FOLDER / f"../{file}.cuh" for file in ("layer", "denormals", "float32/partial_sums")),
+        *(_FOLDER / f"../{file}.cuh" for file in ("layer", "denormals", "vectors", "float32/partial_sums")),
         *(_FOLDER / file for file in ("instructions.cuh", "range.cuh", "weight_gradient.cu")),
     ),
     _plan,

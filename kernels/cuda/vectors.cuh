@@ -31,7 +31,7 @@ __device__ __forceinline__ void write(float *to, const float *from) {
     *reinterpret_cast<Vector<N> *>(to) = pack<N>(from);
 }
 
-// A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
+// A non-temporal (evict-first) store: the kernel does not read y again, so y should not push x out of L2.
 template <int N>
 __device__ __forceinline__ void write_streaming(float *to, const float *from) {
     __stcs(reinterpret_cast<Vector<N> *>(to), pack<N>(from));
