@@ -195,9 +195,10 @@ def even_shares(total: int, most: int) -> list[int]:
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
     """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL or WEIGHT_GRADIENT for such a problem.
 
-    The attributes L, G, STRIDE_H, STRIDE_W, PAD_H and so on are defined where they differ from the plain convolution's.
-    The batch is an argument of the kernel, so one binary serves all batches. WIDE is 1 if the indices inside ``images``
-    images, the most that a block spans, need 64 bits. Offsets in whole tensors always have 64 bits.
+    The attributes L, G, STRIDE_H, STRIDE_W, PAD_H and so on are defined where they, or their pairs, differ from the
+    plain convolution's. The batch is an argument of the kernel, so one binary serves all batches. WIDE is 1 if the
+    indices inside ``images`` images, the most that a block spans, need 64 bits. Offsets in whole tensors always have 64
+    bits.
     """
     image = problem.channels * problem.height * problem.width
     outputs = problem.filters * problem.output_height * problem.output_width
@@ -205,7 +206,8 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
     wide = max(images * image, images * outputs, math.prod(problem.w_shape)) >= 2**30
     attributes = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
     for name, pair, plain in (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1)):
-        attributes |= {f"{name}_{axis}": size for axis, size in zip("HW", pair) if size != plain}
+        if pair != (plain, plain):
+            attributes |= {f"{name}_H": pair[0], f"{name}_W": pair[1]}
     if problem.kernel_width != problem.kernel:
         attributes["L"] = problem.kernel_width
     if problem.groups != 1:

@@ -5,7 +5,7 @@
 // Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L
 // taps, G groups. The plan #defines these sizes, so each layer has its own binary. The batch B is an argument, so one
 // binary serves all batches. The constants of a kernel's tile follow as `struct Config`. The attributes L, G, STRIDE_H
-// and so on are defined only where they differ from the plain convolution's. Three more #defines:
+// and so on are defined only where they, or their pairs, differ from the plain convolution's. Three more #defines:
 //
 // WIDE   1: indices within the images of a block, or within w, need 64 bits
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
@@ -21,22 +21,16 @@
 #ifndef G
 #define G 1
 #endif
-#ifndef STRIDE_H  // rows from one output to the next; STRIDE_W columns
+#ifndef STRIDE_H  // rows and columns from one output to the next
 #define STRIDE_H 1
-#endif
-#ifndef STRIDE_W
 #define STRIDE_W 1
 #endif
-#ifndef PAD_H  // rows of zeros above and below an image; PAD_W columns on both sides
+#ifndef PAD_H  // rows of zeros above and below an image, columns on both sides
 #define PAD_H 0
-#endif
-#ifndef PAD_W
 #define PAD_W 0
 #endif
-#ifndef DILATE_H  // rows from one tap of a filter to the next; DILATE_W columns
+#ifndef DILATE_H  // rows and columns from one tap of a filter to the next
 #define DILATE_H 1
-#endif
-#ifndef DILATE_W
 #define DILATE_W 1
 #endif
 
