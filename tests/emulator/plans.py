@@ -91,9 +91,9 @@ def translate(text: str, unroll: bool = False) -> str:
         text = re.sub(
             rf'{re.escape(line)}.*?(?=#line 1 ")', f"{line}using namespace ::emulator::{namespace};\n", text, flags=re.S
         )
-    # wgmma: macros. The instruction names the columns of B, and whether to add to d and to transpose A and B alike.
-    wgmma = r"#define (\w+\(d, a, b\)).*?m64n(\d+)k16.*?%\d+, ([01]), 1, 1, ([01])(?:, \4)?;.*"
-    text = re.sub(wgmma, r"#define \1 wgmma(d, a, b, \2, \3, \4)", text)
+    # wgmma: macros. The instruction names the columns of B, and whether to transpose A and B alike.
+    wgmma = r"#define (\w+\(d, a, b, overwrite\)).*?m64n(\d+)k16.*?%\d+, [01], 1, 1, ([01])(?:, \3)?;.*"
+    text = re.sub(wgmma, r"#define \1 wgmma(d, a, b, \2, !(overwrite), \3)", text)
     return _rewrite.rewrite(text, unroll=unroll).replace('extern "C" __global__', "__global__")
 
 

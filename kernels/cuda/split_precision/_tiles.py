@@ -12,7 +12,7 @@ from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
 from ._shared_memory_layout import Stage, Tap
-from ._wgmma import wgmma_macros
+from ._wgmma import wgmma_macro
 
 #: Bytes of shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
@@ -226,8 +226,8 @@ class WarpgroupTile(Tile):
             **super().defines,
             "HALF_STEP_TABLE": ", ".join(table),
             "PATTERN_TABLE": ", ".join(map(str, examples)),
-            **wgmma_macros("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
-            **wgmma_macros("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles * (self.components - 1)),
+            **wgmma_macro("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
+            **wgmma_macro("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles * (self.components - 1)),
         }
 
 
@@ -276,6 +276,6 @@ class ImplicitGemmTile(Tile):
     def defines(self) -> dict[str, int | str]:
         return {
             **super().defines,
-            **wgmma_macros("WGMMA_REGISTERS", self.wgmma_n),
-            **wgmma_macros("WGMMA_SHARED", self.wgmma_n * (self.components - 1), shared=True),
+            **wgmma_macro("WGMMA_REGISTERS", self.wgmma_n),
+            **wgmma_macro("WGMMA_SHARED", self.wgmma_n * (self.components - 1), shared=True),
         }

@@ -13,11 +13,12 @@ WGMMA_KERNEL: dict[str, Any] = {
 }
 
 
-def wgmma_macros(name: str, columns: int, shared: bool = False, transposed: bool = False) -> dict[str, int | str]:
-    """Return wgmma as two macros, d += a b and, with _OVERWRITE after the name, d = a b; they do nothing for 0 columns.
+def wgmma_macro(name: str, columns: int, shared: bool = False, transposed: bool = False) -> dict[str, int | str]:
+    """Return wgmma as a macro of d, a, b and ``overwrite``, which does nothing for 0 columns.
 
-    b is a descriptor; a is in registers or, with ``shared``, a descriptor. With ``transposed``, both are descriptors of
-    matrices whose outer index in memory is the reduction index.
+    The macro computes d += a b or, if ``overwrite``, d = a b. b is a descriptor; a is in registers or, with ``shared``,
+    a descriptor. With ``transposed``, both are descriptors of matrices whose outer index in memory is the reduction
+    index.
     """
     sums = columns // 2
     registers = ", ".join(f"%{i}" for i in range(sums))
@@ -25,9 +26,11 @@ def wgmma_macros(name: str, columns: int, shared: bool = False, transposed: bool
     shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
     inputs = '"l"(a)' if shared else ", ".join(f'"r"((a)[{i}])' for i in range(4))
     flags = f"1, 1, {int(transposed)}{f', {int(transposed)}' if shared else ''}"
-    macros: dict[str, int | str] = {}
-    for suffix, access, adds in (("", "+", 1), ("_OVERWRITE", "=", 0)):
+
+    def product(access: str, adds: int) -> str:
         outputs = ", ".join(f'"{access}f"((d)[{i}])' for i in range(sums))
         text = f"{shape} {{{registers}}}, {factor}, %{sums + (1 if shared else 4)}, {adds}, {flags};"
-        macros[f"{name}{suffix}(d, a, b)"] = f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))' if columns else ""
-    return macros
+        return f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'
+
+    either = f"if (overwrite) {product('=', 0)}; else {product('+', 1)}"
+    return {f"{name}(d, a, b, overwrite)": either if columns else ""}

@@ -14,7 +14,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, Argument, Chip, Launch, TensorMap, ceil_div, round_up
 
 from ._convolution import Convolution
-from ._wgmma import wgmma_macros
+from ._wgmma import wgmma_macro
 
 #: Key: pixels, filters and consumers of a tile, and whether the consumers ping-pong. Value: per output, the time of one
 #: product of the sum, and the remaining time in units of products. Smaller tiles load pixels or filters more often.
@@ -199,7 +199,7 @@ class WideTile:
         """The sources' macros."""
         macros: dict[str, int | str] = {}
         for name, columns in (("HIGH", self.tile_filters), ("LOW", self.tile_filters * (self.components - 1))):
-            macros |= wgmma_macros(f"WGMMA_{name}", columns, shared=True, transposed=self.reduction_outermost)
+            macros |= wgmma_macro(f"WGMMA_{name}", columns, shared=True, transposed=self.reduction_outermost)
         return macros
 
 

@@ -16,7 +16,7 @@
 //
 // Config beyond wide_tile.cuh's: pitch, the floats per row of x that TMA reads. ResNet-50's: channels 2048, filters
 // 1000, tile_pixels 128, tile_filters 168, stage_channels 64, stages 3, pitch 2048, bias. dense.py defines the macros
-// WGMMA, WGMMA_OVERWRITE and, if there is an activation, ACTIVATION.
+// WGMMA and, if there is an activation, ACTIVATION.
 
 static_assert(Config::tile_pixels == 128 && Config::consumers == 2, "the register counts are for two consumers");
 constexpr int CHANNELS = Config::stage_channels, K_STEPS = CHANNELS / 16;  // of a stage; a wgmma takes 16
@@ -109,9 +109,8 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < K_STEPS; k++) {  // a wgmma reads 32 bytes of a row, two units
-            if (k == 0) WGMMA_OVERWRITE(sums, f.high[k], w_low);
-            else WGMMA(sums, f.high[k], w_low + 2 * k);
-            WGMMA(sums, f.low[k], w_high + 2 * k);
+            WGMMA(sums, f.high[k], w_low + 2 * k, k == 0);
+            WGMMA(sums, f.low[k], w_high + 2 * k, false);
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -121,7 +120,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &
         for (int i = 0; i < SUMS; i++) sums[i] *= 1.0f / 2048;
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < K_STEPS; k++) WGMMA(sums, f.high[k], w_high + 2 * k);
+        for (int k = 0; k < K_STEPS; k++) WGMMA(sums, f.high[k], w_high + 2 * k, false);
         wgmma_commit();
         mbarrier_arrive(turns + 1 - warpgroup);
         wgmma_wait<0>();

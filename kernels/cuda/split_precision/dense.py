@@ -21,7 +21,7 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, Plan, TensorMap, ce
 
 from . import wide
 from ._convolution import Convolution
-from ._wgmma import WGMMA_KERNEL, wgmma_macros
+from ._wgmma import WGMMA_KERNEL, wgmma_macro
 from ._wide_tiles import THREADS, WideTile, split_filters
 from .split_form import activation_define
 
@@ -67,7 +67,7 @@ def multiply(
     slices, slice_rows = ceil_div(k_steps, slice_steps), row_tiles * _TILE_ROWS
     tile = WideTile(2, width, _CHANNELS, _TILE_ROWS, 2, stages=_STAGES)
     config = tile.config(own, dense=True, padded_channels=k_steps * _CHANNELS, pitch=pitch, bias=bias)
-    defines = {**activation_define(activation), **tile.defines, **wgmma_macros("WGMMA", width)}
+    defines = {**activation_define(activation), **tile.defines, **wgmma_macro("WGMMA", width)}
 
     added = "bias" if bias else "x"  # which is not read
     x = TensorMap("x" if pitch == length else "padded", (2 * pitch, 1, rows), (_CHANNELS, 1, _TILE_ROWS))

@@ -48,12 +48,10 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
         // The k-step's two units. If there is only one, it is read twice; the second weights are zero.
         const int first = unit_offset(2 * k), second = unit_offset(min(2 * k + 1, FILTER_UNITS - 1));
         const Descriptor both = b + (first | (second - first) << 16);
-        if (k == 0) WGMMA_REGISTERS_OVERWRITE(main, filters[k], both);
-        else WGMMA_REGISTERS(main, filters[k], both);
+        WGMMA_REGISTERS(main, filters[k], both, k == 0);
         if (COMPONENTS < 2) continue;
-        if (k == 0) WGMMA_SHARED_OVERWRITE(cross, low_filters, both);
-        else WGMMA_SHARED(cross, low_filters + k * 128, both);
-        WGMMA_REGISTERS(cross, filters[k], both + LOW / 4);
+        WGMMA_SHARED(cross, low_filters + k * 128, both, k == 0);
+        WGMMA_REGISTERS(cross, filters[k], both + LOW / 4, false);
     }
     wgmma_commit();
 }

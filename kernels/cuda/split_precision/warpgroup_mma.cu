@@ -66,14 +66,12 @@ struct Accumulators {
 #pragma unroll
         for (int r = 0; r < OUTPUT_ROWS; r++) {
             if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
-            if (overwrite && r == 0) WGMMA_ALL_COMPONENTS_OVERWRITE(with_x_high[r], f.a[0], b - r * row_step);
-            else WGMMA_ALL_COMPONENTS(with_x_high[r], f.a[0], b - r * row_step);
+            WGMMA_ALL_COMPONENTS(with_x_high[r], f.a[0], b - r * row_step, overwrite && r == 0);
         }
 #pragma unroll
         for (int r = 0; r < OUTPUT_ROWS && COMPONENTS == 2; r++) {
             if (OUTPUT_ROWS > 1 && (r < first || r > last)) continue;
-            if (overwrite && r == 0) WGMMA_HIGH_COMPONENT_OVERWRITE(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
-            else WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step);
+            WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * row_step, overwrite && r == 0);
         }
         wgmma_commit();
     }

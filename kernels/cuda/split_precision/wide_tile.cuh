@@ -207,13 +207,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
         for (int block = 0; block < M_BLOCKS; block++) {
             const Descriptor b = filters + k * (K_STEP_BYTES >> 4);
             const Descriptor a = pixels + k * (K_STEP_BYTES >> 4) + block * (64 * ROW_BYTES >> 4);
-            float *const high = sums.high + block * BLOCK_SUMS;
-            if (overwrite && k == 0) WGMMA_HIGH_OVERWRITE(high, a, b);
-            else WGMMA_HIGH(high, a, b);
+            WGMMA_HIGH(sums.high + block * BLOCK_SUMS, a, b, overwrite && k == 0);
             if (COMPONENTS == 2) {
-                if (overwrite && k == 0) WGMMA_LOW_OVERWRITE(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
-                else WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
-                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a + (PIXEL_BYTES >> 4), b);
+                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4), overwrite && k == 0);
+                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a + (PIXEL_BYTES >> 4), b, false);
             }
         }
     }
