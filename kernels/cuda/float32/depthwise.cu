@@ -101,9 +101,7 @@ depthwise_weights(const float *__restrict__ x, const float *__restrict__ y, floa
                   long long items, int length) {
     __shared__ float warp_sums[THREADS / 32][K * L];
     const int m = blockIdx.x % M, share = blockIdx.x / M;
-    float sum[K][L];
-#pragma unroll
-    for (int i = 0; i < K * L; i++) sum[i / L][i % L] = 0.0f;
+    float sum[K][L] = {};
 #pragma unroll 1
     for (int i = threadIdx.x; i < length; i += THREADS) {
         const long long item = share * (long long)length + i, image = item / TILES;

@@ -74,9 +74,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
 #pragma unroll 1
         for (int m = first_pass * FILTERS; m < min(M, (first_pass + BLOCK_PASSES) * FILTERS);
              m += FILTERS, out += FILTERS * PIXELS) {
-            float sum[FILTERS][ROWS * COLUMNS];
-#pragma unroll
-            for (int i = 0; i < FILTERS * ROWS * COLUMNS; i++) sum[i / (ROWS * COLUMNS)][i % (ROWS * COLUMNS)] = 0.0f;
+            float sum[FILTERS][ROWS * COLUMNS] = {};
 #pragma unroll 1
             for (int c = 0; c < C; c++, channel_weights += CHANNEL_WEIGHTS) {  // main loop
                 if (C > 1) load_window(c);

@@ -85,8 +85,7 @@ __device__ __forceinline__ void run_block(const TensorMap &x_high, const TensorM
                 if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
             };
             if (!PREPARES_LATE) epilogue.prepare(pipeline.epilogue_storage, tile, consumer);
-            Accumulators sums;
-            sums.clear();
+            Accumulators sums = {};
             if (Config::ping_pong) {
                 stage = i * K_TILES % Config::stages, phase = i * K_TILES / Config::stages % 2;
                 if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / TILES_IN_FLIGHT);

@@ -182,10 +182,6 @@ __device__ __forceinline__ void load_filters(unsigned char *to, Barrier *barrier
 struct Accumulators {
     float high[SUMS], promoted[PROMOTES ? SUMS : 1], low[COMPONENTS == 2 ? SUMS : 1];
 
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) high[i] = promoted[PROMOTES ? i : 0] = low[COMPONENTS == 2 ? i : 0] = 0;
-    }
     __device__ __forceinline__ float total(int i) const {
         const float sum = PROMOTES ? promoted[i] + high[i] : high[i];
         return COMPONENTS == 2 ? fmaf(low[i], 1.0f / 2048, sum) : sum;

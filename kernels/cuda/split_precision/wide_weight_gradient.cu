@@ -175,8 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (long long item = shares.begin(blockIdx.x); item < end;) {
         const int tile = int(item / shares.stages);
         const long long tile_end = min(end, (tile + 1) * shares.stages);
-        Accumulators sums;
-        sums.clear();
+        Accumulators sums = {};
         while (item < tile_end) {
             const int steps = int(min(tile_end - item, (long long)Config::low_stages));
             multiply_stages(sums, pipeline, steps, stage, phase, multiply);
