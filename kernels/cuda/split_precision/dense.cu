@@ -90,14 +90,12 @@ struct Fragments {
     }
 };
 
-// Main loop: on exit `total` has the sums of a warpgroup's 64 rows over the steps `first` to `last` - 1, still scaled
-// by the scales of w, and every stage is released.
+// Main loop: add the products of a warpgroup's 64 rows over the steps `first` to `last` - 1 to `total`, still scaled by
+// the scales of w. On exit every stage is released.
 __device__ __forceinline__ void main_loop(float (&total)[SUMS], const Pipeline &pipeline, Barrier *turns, int first,
                                           int last, bool (&unsplittable)[2]) {
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     float sums[SUMS];
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
 #pragma unroll 1
     for (int step = first, stage = 0, phase = 0; step < last; step++) {
         mbarrier_wait(pipeline.full + stage, phase);
@@ -154,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     raise_registers<CONSUMER_REGISTERS>();
-    float total[SUMS];
+    float total[SUMS] = {};
     bool unsplittable[2] = {};
     main_loop(total, pipeline, turns, first, last, unsplittable);
 

@@ -75,12 +75,10 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Main loop of one tile: each stage's products, unscaled, are added to sums.promoted; the other sums are zero on exit.
+// Main loop of one tile: each stage's products, unscaled, are added to sums.promoted. The other sums are zero on exit.
 __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline &pipeline, int consumer, int &stage,
                                               int &phase) {
     const int row = consumer * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) sums.promoted[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < K_TILES; step++) {
         mbarrier_wait(pipeline.full + stage, phase);
@@ -120,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const FloatEpilogue epilogue{images, nullptr, w_exponents, y + first * OUTPUTS};
         int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-            Accumulators sums;
+            Accumulators sums = {};
             multiply_tile(sums, pipeline, consumer, stage, phase);
             epilogue.store(sums, staging, Tile(number).of(consumer), consumer);
         }
