@@ -125,12 +125,9 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     // Some lanes stage the second of two neighbouring positions first, so that four filters' lie in different banks.
     const int swap = Config::bulk_store && (GROUP_TILES == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
     const uint4 *const from = reinterpret_cast<const uint4 *>(global) + threadIdx.x % 128;
-    unsigned filters[K_STEPS][4];
+    alignas(16) unsigned filters[K_STEPS][4];
 #pragma unroll
-    for (int k = 0; k < K_STEPS; k++) {
-        const uint4 four = from[k * 128];
-        filters[k][0] = four.x, filters[k][1] = four.y, filters[k][2] = four.z, filters[k][3] = four.w;
-    }
+    for (int k = 0; k < K_STEPS; k++) *reinterpret_cast<uint4 *>(filters[k]) = from[k * 128];
     const Descriptor low_filters = matrix_descriptor(shared_address(s.filters), 128, 256);
     int iteration = 0, next_unit = warpgroup, done = 0, storing = -1, number = blockIdx.x;
     for (; number < tiles; iteration++) {

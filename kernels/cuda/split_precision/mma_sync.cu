@@ -58,10 +58,8 @@ struct Accumulators {
     }
     // Value v of the i-th 16 positions, not yet rescaled.
     __device__ __forceinline__ float total(int i, int v) const {
-        float sum = main[i][v];
-        if (COMPONENTS == 2) sum = join_sums(sum, cross[COMPONENTS == 2 ? i : 0][v]);
-        if (PROMOTES) sum += promoted[PROMOTES ? i : 0][v];
-        return sum;
+        const float sum = join_sums(main[i][v], cross[COMPONENTS == 2 ? i : 0][v]);
+        return PROMOTES ? sum + promoted[PROMOTES ? i : 0][v] : sum;
     }
 };
 

@@ -96,10 +96,8 @@ struct Accumulators {
     // Value v of column tile n and output row r, not yet rescaled.
     __device__ __forceinline__ float total(int r, int n, int v) const {
         const int at = 4 * n + v, at_low = (COMPONENTS - 1) * COMPONENT_SUMS + at;
-        float sum = with_x_high[r][at];
-        if (COMPONENTS == 2) sum = join_sums(sum, with_x_high[r][at_low] + with_x_low[r][at]);
-        if (PROMOTES) sum += promoted[PROMOTES ? r : 0][PROMOTES ? 4 * n + v : 0];
-        return sum;
+        const float sum = join_sums(with_x_high[r][at], with_x_high[r][at_low] + with_x_low[r][at]);
+        return PROMOTES ? sum + promoted[PROMOTES ? r : 0][PROMOTES ? at : 0] : sum;
     }
 };
 
