@@ -106,9 +106,9 @@ __device__ __forceinline__ void load_weights(float *to, const float *w, int firs
     }
 }
 
+constexpr int WEIGHT_VECTOR = UNIFORM ? 2 : 4;  // floats of one load of weights
 #if UNIFORM
 constexpr int ALL_WEIGHTS = FILTER_BLOCKS * PASSES * FILTER_GROUPS * C * K * WEIGHT_FLOATS;
-constexpr int WEIGHT_VECTOR = 2;  // floats of one load into uniform registers
 __constant__ __align__(16) float uniform_weights[ALL_WEIGHTS];
 
 // Arrange w as uniform_weights has it: [group][channel][p][q][filter], padded with zeros.
@@ -120,8 +120,6 @@ register_blocked_weights(const float *__restrict__ w, float *__restrict__ to) {
         to[e] = q < K && m < M ? w[(index_t(m) * C + c) * (K * K) + p * K + q] : 0.0f;
     }
 }
-#else
-constexpr int WEIGHT_VECTOR = 4;
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
@@ -135,21 +133,14 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_strip = warp % WARPS_PER_GROUP * 32;
-#if UNIFORM
     // The shuffle shows the compiler that all lanes agree.
-    const int group_of_warp = __shfl_sync(0xffffffffu, warp / WARPS_PER_GROUP, 0);
-#else
-    const int group_of_warp = warp / WARPS_PER_GROUP;
-#endif
+    const int group_of_warp = UNIFORM ? __shfl_sync(0xffffffffu, warp / WARPS_PER_GROUP, 0) : warp / WARPS_PER_GROUP;
     const int block_filter = blockIdx.x % FILTER_BLOCKS * BLOCK_FILTERS;  // the first of the block's filters
     const unsigned stride = gridDim.x / FILTER_BLOCKS;  // from one of the block's items to the next
     unsigned item = blockIdx.x / FILTER_BLOCKS;
 
-    if (UNIFORM) {
-    } else if (Config::keep_weights)
-        for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * CHUNK_WEIGHTS, w, block_filter, k * CHANNELS);
-    else
-        load_weights(weights, w, block_filter, 0);
+    for (int k = 0; k < (Config::keep_weights ? CHUNKS : 1) && !UNIFORM; k++)
+        load_weights(weights + k * CHUNK_WEIGHTS, w, block_filter, k * CHANNELS);
     load_rows(x_rows, image_of(x, first, IMAGE), strips_of(item, images), 0);
     commit_copies();
 
