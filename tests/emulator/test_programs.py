@@ -121,7 +121,6 @@ def test_a_file_without_forward_is_told_so(programs: Path, monkeypatch: pytest.M
         ("float *pixels = x; pixels[0] = 1;", "invalid conversion from .const float.* to .float..$"),
         ("y[0] = max(0, x[0]);", r"max\(int, const float&\).* is ambiguous$"),
         ("y[0] = min(sizeof(x), K);", r"min\(long unsigned int, const int&\).* is ambiguous$"),
-        ("float4 zeros(0.f);", r"no matching function for call to .float4::float4\(float\)"),
         ("float window[K * K]; window[0] = 1;", "must have a constant value: the length of window"),
         ("atomicMax(y, 1.0f);", "CUDA has no atomicMax of this type"),
         ("atomicCAS(y, 1, 2);", "CUDA has no atomicCAS of this type"),

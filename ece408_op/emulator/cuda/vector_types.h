@@ -25,11 +25,12 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     *reinterpret_cast<Word *>(to) = *reinterpret_cast<const Word *>(from);
 }
 
-// A vector's values in braces, some of them; CUDA has no constructor for values in parentheses.
+// The only value in a vector's braces; two conversions, which a value without braces does not get.
 template <typename T>
-using Values = std::initializer_list<T>;
-template <typename T>
-constexpr T at(Values<T> values, size_t i) { return i < values.size() ? values.begin()[i] : T(0); }
+struct First {
+    T value;
+    constexpr First(T v) : value(v) {}
+};
 }  // namespace emulator
 
 #define ECE408_COPIES(name)                                              \
@@ -42,7 +43,8 @@ constexpr T at(Values<T> values, size_t i) { return i < values.size() ? values.b
     struct alignas(2 * sizeof(T)) name##2 {                                                                  \
         T x, y;                                                                                              \
         ECE408_COPIES(name##2)                                                                               \
-        constexpr name##2(emulator::Values<T> v) : x(emulator::at(v, 0)), y(emulator::at(v, 1)) {}           \
+        constexpr name##2(emulator::First<T> a) : x(a.value), y(0) {}                                        \
+        constexpr name##2(T a, T b) : x(a), y(b) {}                                                          \
     };                                                                                                       \
     struct name##3 { T x, y, z; };                                                                           \
     inline name##1 make_##name##1(T a) { return {a}; }                                                       \
@@ -53,8 +55,8 @@ constexpr T at(Values<T> values, size_t i) { return i < values.size() ? values.b
     struct alignas(4 * sizeof(T)) name##4 {                                                                  \
         T x, y, z, w;                                                                                        \
         ECE408_COPIES(name##4)                                                                               \
-        constexpr name##4(emulator::Values<T> v)                                                             \
-            : x(emulator::at(v, 0)), y(emulator::at(v, 1)), z(emulator::at(v, 2)), w(emulator::at(v, 3)) {}  \
+        constexpr name##4(emulator::First<T> a) : x(a.value), y(0), z(0), w(0) {}                            \
+        constexpr name##4(T a, T b, T c = 0, T d = 0) : x(a), y(b), z(c), w(d) {}                            \
     };                                                                                                       \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 #define ECE408_LONG4(name, T)                                                                                \
