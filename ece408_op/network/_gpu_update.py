@@ -170,6 +170,9 @@ class State:
         self._copy: _Copy | None = None
         #: The parameter's address, and the object that pins its memory.
         self._pinned: tuple[int, Pinned | None] = 0, None
+        #: The parameter and the gradient that the optimiser has checked, and an object that identifies the call which
+        #: did. Cached because each query of an MXNet array takes microseconds.
+        self.examined: tuple[Any, Any, Any] = None, None, None
 
     @property
     def shapes(self) -> list[Shape]:
