@@ -2,7 +2,7 @@
 
 Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
 bit, with host copies of the GPUs' parameters, while the GPUs compute. If they differ, the call sends the new ones and
-computes again. It does not compare parameters to which MXNet has counted no write since the last call.
+computes again. It does not compare parameters of an executor that MXNet has not written since.
 
 If all data except small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
 all GPUs without waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import or_
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
@@ -83,29 +81,51 @@ def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
         yield
 
 
-@dataclass
-class Known:
-    """What a node's last call knew of its parameters; the next call may belong to another operator of that node.
+class _Known:
+    """Which parameters of an operator are known to equal those on the GPUs, because MXNet has not written them since.
 
-    The caller holds the locks of the node's GPUs.
+    MXNet counts a write of NumPy's before it copies, and a call in another thread may come between. So a parameter is
+    known if two calls in a row found the same count, and the second one compared it. MXNet's own fused layers trust the
+    same counts (src/operator/subgraph/mkldnn/mkldnn_conv.cc, ``weight_ver``).
     """
 
-    #: The list of parameters that they were equal to.
-    sent: Sequence[np.ndarray] = ()
-    #: Their addresses, weak references to what counts MXNet's writes to them, and the counts.
-    addresses: Sequence[int] = ()
-    counted: Sequence[Callable[[], array_version.Counted | None]] = ()
-    writes: Sequence[int | None] = ()
+    def __init__(self) -> None:
+        #: The number of the list that they equal (``Engine.sends``), 0 for none.
+        self._number = 0
+        #: Of the last call: addresses, what counts MXNet's writes, and the counts; and the counts for which they equal.
+        self._addresses: Sequence[int] = []
+        self._counted: Sequence[array_version.Counted | None] = []
+        self._last: Sequence[int | None] = []
+        self._equal: Sequence[int | None] = []
+
+    def unknown(self, addresses: Sequence[int], number: int) -> Sequence[int]:
+        """Return the addresses, with 0 for each parameter that is known to equal that of the list ``number``.
+
+        The caller compares the others, and calls ``compared`` then.
+        """
+        if self._addresses != addresses or None in self._counted:
+            self._addresses, self._counted = addresses, array_version.counted(addresses)
+            self._last, self._number = [None] * len(addresses), 0
+        now = [one.version() if one else None for one in self._counted]
+        if self._number == number:
+            addresses = [0 if n is not None and n == e else at for at, n, e in zip(addresses, now, self._equal)]
+        self._equal = [n if n == last else None for n, last in zip(now, self._last)]
+        # Until ``compared``, since the call may fail.
+        self._last, self._number = now, 0
+        return addresses
+
+    def compared(self, differ: bool, number: int) -> None:
+        """Record that the parameters equal the list ``number``: that of ``unknown``, or a new one if they differed."""
+        if differ:
+            self._equal = [None] * len(self._addresses)
+        self._number = number
 
 
 class Inference:
-    """Inference of one network by engines on different GPUs, which get consecutive parts of the images.
+    """Inference of one network by engines on different GPUs, which get consecutive parts of the images."""
 
-    known: by earlier calls of the node. reorders: as ``default_layout.reorders`` when the operator is made.
-    """
-
-    def __init__(self, engines: Sequence[Engine], known: Known | None = None, reorders: int = 0) -> None:
-        self._engines, self._known, self._reorders = engines, known or Known(), reorders
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines, self._known = engines, _Known()
         #: The records of the last call. Making them takes a quarter of a millisecond, so the next call makes them while
         #: the GPUs compute.
         self._last: list[op_times.Later] = []
@@ -147,12 +167,14 @@ class Inference:
             try:
                 _prepare(parts, first.sent or first.copied(parameters()))
                 checks = [*meanwhile, *(last.make for last in self._last)]
-                compared = partial(self._unknown, parameters, first.sent) if is_sent else tuple
-                if _compute_and_compare(parts, compared, outputs, checks):
+                compared = (lambda: self._known.unknown(parameters(), first.sends)) if is_sent else tuple
+                differ = _compute_and_compare(parts, compared, outputs, checks)
+                if differ:
                     for part in parts:
                         part.chunked.op_times(part.images)
                     _prepare(parts, first.copied(parameters()))
                     _compute_and_compare(parts, tuple, outputs, ())
+                self._known.compared(differ, first.sends)
             except BaseException:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):
@@ -160,28 +182,9 @@ class Inference:
                     # Otherwise this call's times would be added to the next call's.
                     part.engine.batches.clear()
                 raise
-            self._known.sent = first.sent
             self._last = [part.chunked.op_times(part.images) for part in parts]
             for last in self._last:
                 op_times.record(last)
-
-    def _unknown(self, parameters: Callable[[], Sequence[int]], sent: Sequence[np.ndarray]) -> Sequence[int]:
-        """Return the parameters' addresses, with 0 for each one that is known to be equal to that of ``sent``.
-
-        MXNet's own fused layers rely on the same counts (src/operator/subgraph/mkldnn/mkldnn_conv.cc, ``weight_ver``).
-        """
-        known, addresses = self._known, parameters()
-        counted = [one() for one in known.counted]
-        if known.addresses != addresses or None in counted:
-            counted = array_version.counted(addresses)
-            known.addresses, known.writes = addresses, ()
-            known.counted = [ref(one) if one else lambda: None for one in counted]
-        before, known.writes = known.writes, [one.writes(self._reorders) if one else None for one in counted]
-        # Forget the list until the comparison has succeeded.
-        equal, known.sent = known.sent, ()
-        if equal is not sent or not before:
-            return addresses
-        return [at if now is None or now != then else 0 for at, now, then in zip(addresses, known.writes, before)]
 
 
 def _on_shares(parts: Sequence[_Share], work: Callable[[_Share], None], threads: int | None = None) -> None:

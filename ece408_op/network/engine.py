@@ -95,6 +95,8 @@ class Engine:
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
         #: Host copies of the parameters that were sent last; the GPU's arrays are empty if they were freed.
         self.sent: Sequence[np.ndarray] = []
+        #: How many lists of parameters have been sent.
+        self.sends = 0
         self._sent_at: np.ndarray = np.empty(0, np.int64)
         self._parameters: dict[int, Any] = {}
 
@@ -165,6 +167,7 @@ class Engine:
         cuda.wait("network", self.gpu.stream)
         self._sent_at = np.array([address(array) for array in parameters], np.int64)
         self.sent, self._parameters = parameters, found
+        self.sends += 1
 
     def has_chunks(self, shapes: Sequence[Shape]) -> bool:
         """Return whether ``chunks`` has a result in its cache for data of these shapes."""

@@ -19,7 +19,7 @@ from ece408_op.runtime import memory, pinned
 
 from ._gpu import CUDNN
 from ._gpu_update import check_unmarked, host_view
-from ._inference import Inference, Known
+from ._inference import Inference
 from ._network import Network, parse
 from .engine import Engine, engine
 from .trainer import Trainer, trainer_of
@@ -44,10 +44,8 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         self._given = attributes
         self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
         self._error: GraphError | None = None
-        #: The engines of the last operator, and what its calls knew. They stay with the symbol, because Gluon makes an
-        #: operator for each call.
+        #: The engines of the last operator, kept alive with the symbol, because Gluon makes an operator for each call.
         self._engines: list[Engine] = []
-        self._known = Known()
         try:
             self._network = parse(attributes.get("graph", ""))
         except GraphError as error:
@@ -142,8 +140,7 @@ class NetworkProp(fast_custom_op.Deletable, mx.operator.CustomOpProp):
         engines = [engine(*options, int(word)) for word in given["device_ids"].split(",")]
         self._engines = engines
         trainer = trainer_of(given["graph"], engines) if self._for_training else None
-        inference = Inference(engines, self._known, default_layout.reorders())
-        return NetworkOp(network, inference, trainer, given.get("gradients") == "gpu")
+        return NetworkOp(network, Inference(engines), trainer, given.get("gradients") == "gpu")
 
 
 class NetworkOp(fast_custom_op.FastCustomOp):

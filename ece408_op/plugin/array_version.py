@@ -81,13 +81,10 @@ class Counted:
     """
 
     def __init__(self, address: int, array: Any) -> None:
-        self._version, self._is_vector = version_of(array), array.ndim < 2
+        #: Returns the count.
+        self.version = version_of(array)
         _counted[address] = self
         wanted.pop(address, None)
-
-    def writes(self, reorders: int) -> int:
-        """Return the count, as ``version_of``, without that many reorders (``default_layout``), which vectors lack."""
-        return self._version() - (0 if self._is_vector else reorders)
 
 
 _counted: WeakValueDictionary[int, Counted] = WeakValueDictionary()

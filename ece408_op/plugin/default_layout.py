@@ -26,16 +26,14 @@ import functools
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet as mx
 
 from ece408_op.errors import DeviceError, ProblemError
 
-from . import array_version, bridge
+from . import bridge
 
 OP_TYPE = "New"
 NETWORK = "ece408_network"
@@ -49,9 +47,6 @@ _ALL = {"axis": "0", "begin": "0", "end": "None"}
 
 #: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
 REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
-
-#: The number of calls of the CachedOp that the thread calls.
-_calling = threading.local()
 
 
 def install() -> None:
@@ -70,7 +65,7 @@ def reorder(array: Any) -> None:
     shape = array.shape
     if array.stype != "default":  # tested here too, so that the message is formatted only for an error
         bridge.check_dense(array.stype, f"an array of shape {shape}")
-    if len(shape) > 1 and 0 not in shape:  # a vector has no other layout
+    if 0 not in shape:
         reorder_function(mx.base._LIB)(array.handle)
 
 
@@ -113,28 +108,17 @@ def replace(package: str, name: str, new: Any) -> None:
             setattr(module, name, new)
 
 
-def reorders() -> int:
-    """Return how often the CachedOp that this thread calls has reordered its parameters; 0 outside of such a call.
-
-    MXNet counts each reorder as a write; vectors are not reordered. When an operator of this call runs, these reorders
-    have ended, and the CachedOp's next one waits.
-    """
-    return getattr(_calling, "reorders", 0)
-
-
 def _cached_op_with_slices(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
         """MXNet's CachedOp, in whose graph this package's operators get inputs in the default layout."""
 
-        __slots__ = ("_calls", "_counted", "_lock", "_parameters", "_recorded", "_reordered")
+        __slots__ = ("_recorded", "_reordered")
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
             self._recorded: Any = None
             # By default, tojson drops the casts that automatic mixed precision inserted.
             graph, of_numpy = json.loads(sym.tojson(remove_amp_cast=False)), isinstance(sym, mx.sym.np._Symbol)
             self._reordered = _network_inputs(graph, sym)
-            self._parameters = {*self._reordered} & {*dict(flags).get("param_indices", ())}
-            self._calls, self._lock = 0, threading.RLock()
             if any(map(_op_type, graph["nodes"])):
                 sym = _with_slices(graph, of_numpy, outputs_too=False)
             super().__init__(sym, flags)
@@ -148,29 +132,12 @@ def _cached_op_with_slices(cached_op: Any) -> Any:
                 self._recorded()._register_op_hook(callback, monitor_all)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            with self._reordering(args) if self._reordered else nullcontext():
-                if self._recorded and mx.autograd.is_recording():
-                    return self._recorded()(*args, **kwargs)
-                return super().__call__(*args, **kwargs)
-
-        @contextmanager
-        def _reordering(self, args: Any) -> Iterator[None]:
-            """Reorder a network's inputs before a call, and count MXNet's writes to parameters that it compared."""
-            with self._lock:
-                for position in self._reordered:
-                    if args[position].context.device_type != "gpu":
-                        reorder(args[position])
-                self._calls += 1
-                _calling.reorders = self._calls
-                try:
-                    yield
-                finally:
-                    # Not what it was before: to a call around this one, more reorders of shared parameters have come.
-                    _calling.reorders = 0
-            if array_version.wanted:
-                own = array_version.by_address(args[position] for position in self._parameters)
-                if own.keys() & array_version.wanted.keys() and array_version.is_readable():
-                    self._counted = [array_version.Counted(*one) for one in own.items()]
+            for position in self._reordered:
+                if args[position].context.device_type != "gpu":
+                    reorder(args[position])
+            if self._recorded and mx.autograd.is_recording():
+                return self._recorded()(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
 
     return CachedOp
 

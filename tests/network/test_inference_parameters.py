@@ -9,8 +9,10 @@ import pytest
 from network_case import S, data, inference_of, mx, on_numpy
 
 import ece408_op
+from ece408_op.errors import DeviceError
 from ece408_op.network import engine
 from ece408_op.plugin import array_version, bridge
+from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -50,6 +52,11 @@ def bound(symbol, x, weight, entry):
     return parameters["weight"].data(), partial(block, x)
 
 
+def scaled():
+    """Return the parameter of an executor that multiplies ones by it, at first one, and the call."""
+    return bound(S.broadcast_mul(data, S.Variable("weight")), mx.nd.ones((4, 5)), mx.nd.ones((1, 5)), "executor")
+
+
 @pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("entry", ["executor", "block", "static block"])
@@ -59,11 +66,11 @@ def test_what_mxnet_writes_is_used(entry, write, readable, monkeypatch):
     symbol = S.FullyConnected(data, S.Variable("weight"), num_hidden=4, no_bias=True)
     x, weight = mx.nd.random.normal(shape=(3, 5)), mx.nd.random.normal(shape=(4, 5))
     weight, call = bound(symbol, x, weight, entry)
-    for _ in range(3):
+    for _ in range(6):
         call()
     for _ in range(2):
         WRITES[write](weight)
-        for _ in range(2):
+        for _ in range(3):
             assert np.abs(call().asnumpy() - x.asnumpy() @ weight.asnumpy().T).max() < 1e-5
 
 
@@ -104,34 +111,72 @@ def test_executors_that_share_a_parameter_see_each_others_writes():
     executors = [node.bind(mx.cpu(), {"data": mx.nd.ones((n, 5)), "factor": factor}) for n in (2, 3)]
     for step in range(3):
         executors[step % 2].arg_dict["factor"][:] = step
-        for executor in 4 * executors:
+        for executor in 6 * executors:
             assert (executor.forward(is_train=False)[0].asnumpy() == step).all()
 
 
 @on_numpy
 def test_parameters_of_a_call_that_failed_are_compared_by_the_next(monkeypatch):
-    symbol = S.broadcast_mul(data, S.Variable("weight"))
-    weight, call = bound(symbol, mx.nd.ones((4, 5)), mx.nd.ones((1, 5)), "executor")
-    for _ in range(3):
-        call().wait_to_read()
-    weight[:] = 3
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.Engine, "comparisons", network_fake.no_room)
-        with pytest.raises(mx.MXNetError, match="no room"):
+    """The first or the second one after a write; after the first one, its write may still go on."""
+    weight, call = scaled()
+    view = bridge.view_at(*bridge.addresses([weight]), weight.shape)
+    for calls in (0, 1):
+        for _ in range(6):
             call().wait_to_read()
-    assert (call().asnumpy() == 3).all()
+        weight *= 2
+        weight.wait_to_read()
+        for _ in range(calls):
+            call().wait_to_read()
+        view.fill(3 + calls)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.Engine, "comparisons", network_fake.no_room)
+            with pytest.raises(mx.MXNetError, match="no room"):
+                call().wait_to_read()
+        assert (call().asnumpy() == 3 + calls).all()
 
 
 @on_numpy
-@pytest.mark.parametrize("entry", ["executor", "block"])
-def test_a_write_that_mxnet_does_not_count_is_used_after_one_that_it_counts(entry):
-    weight, call = bound(S.broadcast_mul(data, S.Variable("weight")), mx.nd.ones((4, 5)), mx.nd.ones((1, 5)), entry)
-    for _ in range(4):
+def test_writes_that_mxnet_does_not_count_are_used_after_one_that_it_counts():
+    """MXNet counts a write of NumPy's before it copies: what a call meanwhile found is not trusted."""
+    weight, call = bound(
+        S.broadcast_mul(data, S.Variable("weight")), mx.nd.ones((4, 5)), mx.nd.ones((1, 5)), "executor"
+    )
+    view = bridge.view_at(*bridge.addresses([weight]), weight.shape)
+    for _ in range(6):
         assert (call().asnumpy() == 1).all()
-    bridge.view_at(*bridge.addresses([weight]), weight.shape).fill(3)
+    view.fill(3)
     assert (call().asnumpy() == 1).all()
     weight *= 1
+    weight.wait_to_read()
     assert (call().asnumpy() == 3).all()
+    view.fill(4)
+    for _ in range(2):
+        assert (call().asnumpy() == 4).all()
+
+
+def test_executors_of_one_symbol_have_parameters_of_their_own():
+    """In turns, and after a call that could not send its parameters."""
+    node, _, _ = ece408_op.gpu_network(S.broadcast_mul(data, S.Variable("factor")), {"factor": mx.nd.ones((1, 5))})
+    executors = [node.bind(mx.cpu(), {"data": mx.nd.ones((2, 5)), "factor": mx.nd.full((1, 5), n)}) for n in (1, 2)]
+    for turns in (1, 4, 1, 1, 5):
+        for number, executor in enumerate(executors, 1):
+            for _ in range(turns):
+                assert (executor.forward(is_train=False)[0].asnumpy() == number).all()
+
+
+@on_numpy
+def test_parameters_that_could_not_be_sent_are_not_taken_for_anothers(monkeypatch):
+    node, _, _ = ece408_op.gpu_network(S.broadcast_mul(data, S.Variable("factor")), {"factor": mx.nd.ones((1, 5))})
+    executors = [node.bind(mx.cpu(), {"data": mx.nd.ones((2, 5)), "factor": mx.nd.full((1, 5), n)}) for n in (1, 2)]
+    for executor in 6 * executors[:1] + executors[1:]:
+        executor.forward(is_train=False)[0].wait_to_read()
+    executors[0].arg_dict["factor"][:] = 7
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.cupy(), "asarray", network_fake.no_room)
+        with pytest.raises(DeviceError, match="no room"):
+            executors[0].forward(is_train=False)[0].wait_to_read()
+    for executor, expected in ((executors[1], 2), (executors[0], 7)):
+        assert (executor.forward(is_train=False)[0].asnumpy() == expected).all()
 
 
 @on_numpy
