@@ -260,6 +260,8 @@ def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(monke
         ([False], "", 1, "timed_out"),
         ([True, False], "a.h:1: error: cut", 2, "compile_error: a.h:1: error: cut"),
         ([True, False], "a.h:1: error: this needs C++17", 2, "timed_out"),
+        ([True, False], "a.h:1: error: forward is ambiguous", 2, "timed_out"),
+        ([True, True, False], "a.h:1: error: forward is ambiguous", 3, "timed_out"),
     ],
 )
 def test_all_attempts_to_compile_share_one_limit(on_time, said, attempts, shown, monkeypatch, tmp_path):
