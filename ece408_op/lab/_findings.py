@@ -70,7 +70,7 @@ def _try_images(program: emulator.Program, problem: ConvProblem, images: int, ch
         concurrent = "cudaStreamCreate" in source  # the course's skeleton has one stream
         hints = [*_on_launches(few, many, more, concurrent)]
         if "cudaMalloc" in source and not re.search(r"cudaFree|\bstatic\b|~", source):  # a buffer may be kept
-            hints.append("cudaMalloc without cudaFree: each call takes more of the GPU's memory")
+            hints.append("cudaMalloc without cudaFree: each call may take more of the GPU's memory")
         checked.result["hint"] = ". ".join(hints)
 
 
