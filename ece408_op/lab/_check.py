@@ -115,7 +115,7 @@ def check(request: Request) -> Checked:
         explained = any(map(_is_explained, result["layers"]))
         tied = "" if explained else _batch_hint(text, images, _MOST_EMULATED if emulated else None)
         zeros = any((entry["explanation"] or {}).get("mistake") == "zeros" for entry in result["layers"])
-        unset = _UNSET if zeros and "__constant__" in text else ""
+        unset = _UNSET if zeros and "__constant__" in text and "ToSymbol" not in text else ""
         result["hint"] = _shared_hint(text) or unset or tied or stream_hint(result)
     return Checked(layers, result, file, program)
 

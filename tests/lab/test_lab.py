@@ -150,6 +150,7 @@ FIRST_FILTERS = (
 BY_IMAGE = (("TILE 16", "TILE 2"), ("(y.dptr_, x.dptr_,", "(y[b].dptr_, x[b].dptr_,"))
 LAUNCH = "convolve<<<grid, block, 0, y.stream_->stream_>>>"
 OF_AN_IMAGE = "for (int b = 0; b < B; b++) convolve<<<dim3(M, tiles, tiles), block, 0, s>>>"
+CONSTANT = (("#define TILE", "__constant__ float kept[1000];\n#define TILE"), ("k4d(m, c, p, q);", "kept[q];"))
 EMULATED = {
     "tied": Told(
         "it may be tied to 10000 images: use x.shape_.0. instead.*out of bounds: |"
@@ -228,8 +229,11 @@ EMULATED = {
         code=0,
     ),
     "a constant that nothing writes": Told(
-        "wrong __constant__ memory is 0 until cudaMemcpyToSymbol copies to it.*Your output is 0 everywhere",
-        (("#define TILE", "__constant__ float kept[1000];\n#define TILE"), ("k4d(m, c, p, q);", "kept[q];")),
+        "wrong __constant__ memory is 0 until cudaMemcpyToSymbol copies to it.*Your output is 0 everywhere", CONSTANT
+    ),
+    "a constant that is copied to": Told(
+        "^(?!.*__constant__ memory is 0).*Your output is 0 everywhere",
+        ((LAUNCH, f"float zeros[9] = {{}};\n  cudaMemcpyToSymbol(kept, zeros, 36);\n  {LAUNCH}"), *CONSTANT),
     ),
     "a stream that nothing waits for": Told(
         "wrong streams have no order: ",
