@@ -176,6 +176,16 @@ def test_a_signal_while_a_command_starts_ends_the_command(tmp_path, monkeypatch)
     assert not running
 
 
+def test_a_command_ignores_the_signals_that_its_report_ignores(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        code = "import signal; json.dump({'handler': signal.getsignal(signal.SIGHUP)}, open(path, 'w'))"
+        run_all([python("a", code)], tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert _runs.read(tmp_path, "a")["result"] == {"handler": signal.SIG_IGN}
+
+
 @pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143)])
 def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys, interrupt, code):
     monkeypatch.setattr(report, "run_all", Mock(side_effect=interrupt))
