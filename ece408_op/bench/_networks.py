@@ -253,7 +253,8 @@ def torch_module(network: Any, device: str, layout: Any = None, training: bool =
     """Return the network's symbol as a PyTorch module; ``layout`` is the memory format of its filters.
 
     training: batch normalization uses the batch's statistics, and the parameters in ``weights`` have gradients. Raises
-    KeyError for an operator that the networks here do not have; its forward does for such a type of LeakyReLU.
+    KeyError for an operator that the networks here do not have; the module's forward raises it for a LeakyReLU whose
+    act_type is neither leaky nor prelu.
     """
     import torch
 

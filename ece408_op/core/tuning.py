@@ -191,8 +191,8 @@ def distance(a: ConvProblem, b: ConvProblem) -> float:
 def _figures(problem: ConvProblem) -> list[float]:
     pixels = problem.batch * problem.output_height * problem.output_width
     sizes = (problem.channels, problem.kernel, problem.filters, problem.output_width, pixels)
-    # Half or twice a weight changes the figure at _NEAREST by at most 1 %. Batches count least: the kernel that is best
-    # for 1,000 images mostly is the best for 10,000 too.
+    # Halving or doubling a weight changes the figure at _NEAREST by at most 1 %. Batches count least: the kernel that
+    # is best for 1,000 images mostly is the best for 10,000 too.
     weights = (1.0, 2.0, 1.0, 0.5, 0.25)
     return [weight * math.log2(max(1, size)) for weight, size in zip(weights, sizes)]
 

@@ -74,7 +74,7 @@ class Tile:
     staged_outputs = 0  # floats
 
     @property
-    def config(self) -> dict[str, bool | int | float]:
+    def config(self) -> dict[str, int]:
         """The sources' ``struct Config``: the tile's public numbers."""
         public = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "config"}
         return {name: value for name, value in public.items() if isinstance(value, int)}
