@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ece408_op
+from ece408_op.network._network import parse
 from ece408_op.plugin import mxnet_import
 
 try:
@@ -50,6 +51,19 @@ def values(symbol, shapes, seed=0):
     args = {n: stream.uniform(-1, 1, s).astype("f") for n, s in zip(symbol.list_arguments(), arguments)}
     aux = {n: stream.uniform(0.5, 2, s).astype("f") for n, s in zip(symbol.list_auxiliary_states(), states)}
     return args, aux
+
+
+def one_node(symbol, shapes):
+    """Return gpu_network's symbol, parameters and states, and the values of all arguments and states."""
+    args, aux = values(symbol, shapes)
+    params = ndarrays({n: a for n, a in args.items() if n not in (*shapes, "softmax_label")})
+    return ece408_op.gpu_network(symbol, params, ndarrays(aux)), args, aux
+
+
+def fused(symbol, shapes):
+    """Return the network that the GPU computes."""
+    (node, *_), _, _ = one_node(symbol, shapes)
+    return parse(text_of(node)).fused()
 
 
 def mxnets(symbol, args, aux):
