@@ -100,6 +100,7 @@ struct ece408_stream {
     bool blocking;  // the default stream and this one wait for each other
     std::deque<std::function<void()>> work;
     void step() {
+        if (in_kernel) stop("unsupported", "a kernel waits for a stream, which the emulator cannot do", address_of(last_code));
         const auto first = std::move(work.front());
         work.pop_front();
         first();
@@ -136,7 +137,10 @@ void emulator::in_stream(cudaStream_t stream, std::function<void()> work) {
     finish(false);
     work();
 }
-cudaError_t cudaDeviceSynchronize() { return finish(true), cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+    last_code = uint32_t(uintptr_t(__builtin_return_address(0)));  // for a kernel that calls it
+    return finish(true), cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags) {
     streams.push_back(*to = new ece408_stream{!(flags & cudaStreamNonBlocking), {}});
     return cudaSuccess;
