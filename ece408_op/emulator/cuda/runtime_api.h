@@ -10,6 +10,7 @@ enum cudaError_t {
     cudaErrorInvalidSymbol = 13,
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorUnknown = 999
 };
@@ -64,7 +65,7 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
                         cudaMemcpyKind kind, bool to_symbol, const void *code);
 bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code);
 // Do the work now, or in a stream of the file's own later.
-void in_stream(cudaStream_t stream, std::function<void()> work);
+cudaError_t in_stream(cudaStream_t stream, const void *code, std::function<void()> work);
 
 template <typename T>
 ECE408_PLAIN inline void check_pointer(const T &argument, const void *code) {
@@ -83,7 +84,7 @@ struct Launch {
         const void *const code = __builtin_return_address(0);
         if (!allowed(grid, block, shared_bytes, code)) return;
         (check_pointer(arguments, code), ...);
-        in_stream(stream, [=, *this]() ECE408_PLAIN {
+        in_stream(stream, code, [=, *this]() ECE408_PLAIN {
             auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
             typedef decltype(call) Call;
             struct Entry {

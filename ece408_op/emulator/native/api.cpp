@@ -98,6 +98,7 @@ using namespace emulator;
 
 struct ece408_stream {
     bool blocking;  // the default stream and this one wait for each other
+    bool destroyed;  // its work is still to be done
     std::deque<std::function<void()>> work;
     void step() {
         if (in_kernel) stop("unsupported", "a kernel waits for a stream, which the emulator cannot do", address_of(last_code));
@@ -132,39 +133,47 @@ static void finish(bool all) {
     while (step(all)) {}
 }
 void emulator::finish_streams() { finish(true); }
-void emulator::in_stream(cudaStream_t stream, std::function<void()> work) {
-    if (stream) return stream->work.push_back(std::move(work));
+static cudaError_t check_stream(cudaStream_t stream, const void *code) {
+    if (!stream) return cudaSuccess;
+    for (const ece408_stream *const each : streams)
+        if (each == stream && !each->destroyed) return cudaSuccess;
+    return failed(cudaErrorInvalidResourceHandle, "a stream that the file has not created or has destroyed", code);
+}
+cudaError_t emulator::in_stream(cudaStream_t stream, const void *code, std::function<void()> work) {
+    if (const cudaError_t error = check_stream(stream, code)) return error;
+    if (stream) return stream->work.push_back(std::move(work)), cudaSuccess;
     finish(false);
-    work();
+    return work(), cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
     last_code = uint32_t(uintptr_t(__builtin_return_address(0)));  // for a kernel that calls it
     return finish(true), cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned flags) {
-    streams.push_back(*to = new ece408_stream{!(flags & cudaStreamNonBlocking), {}});
+    streams.push_back(*to = new ece408_stream{!(flags & cudaStreamNonBlocking), false, {}});
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (const cudaError_t error = check_stream(stream, __builtin_return_address(0))) return error;
     if (!stream) finish(false);
     while (stream && !stream->work.empty()) streams_in_turn ? void(step(true)) : stream->step();
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    cudaStreamSynchronize(stream);
-    streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
-    return delete stream, cudaSuccess;
+    const cudaError_t error = check_stream(stream, __builtin_return_address(0));
+    if (stream && !error) stream->destroyed = true;  // not deleted: an event or a new stream may have its address
+    return error;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    in_stream(stream, [record = event->last] { record->finish(); });
-    return cudaSuccess;
+    return in_stream(stream, __builtin_return_address(0), [record = event->last] { record->finish(); });
 }
 cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned) { return *to = new ece408_event, cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    const void *const code = __builtin_return_address(0);
+    if (const cudaError_t error = check_stream(stream, code)) return error;
     event->last.reset(new Record{0, stream, false});
-    in_stream(stream, [record = event->last] { record->milliseconds = milliseconds(), record->done = true; });
-    return cudaSuccess;
+    return in_stream(stream, code, [record = event->last] { record->milliseconds = milliseconds(), record->done = true; });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event->last->finish(), cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until) {
@@ -173,20 +182,20 @@ cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until)
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     const void *const code = __builtin_return_address(0);
+    if (const cudaError_t error = check_stream(stream, code)) return error;
     // Of other memory than the GPU's and pinned one, a copy is done when the call returns.
     for (const void *const each : {(const void *)to, from})
         if (!is_device(each) && !is_gpu_address(each))
             return cudaStreamSynchronize(stream), copy_memory(to, from, bytes, kind, code);
-    in_stream(stream, [=] { copy_memory(to, from, bytes, kind, code); });
-    return cudaSuccess;
+    return in_stream(stream, code, [=] { copy_memory(to, from, bytes, kind, code); });
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-    in_stream(stream, [=, code = __builtin_return_address(0)] { set_memory(to, value, bytes, code); });
-    return cudaSuccess;
+    const void *const code = __builtin_return_address(0);
+    return in_stream(stream, code, [=] { set_memory(to, value, bytes, code); });
 }
 cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
-    in_stream(stream, [=, code = __builtin_return_address(0)] { free_memory(address, code); });
-    return cudaSuccess;
+    const void *const code = __builtin_return_address(0);
+    return in_stream(stream, code, [=] { free_memory(address, code); });
 }
 
 static const struct Error {
@@ -197,6 +206,7 @@ static const struct Error {
                     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
                     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
                     {cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
+                    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
                     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}};
 static const Error &known(cudaError_t error) {
     return *std::find_if(known_errors, std::end(known_errors) - 1, [=](const Error &each) { return each.number == error; });
