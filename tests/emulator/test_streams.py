@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
-from one_body import run
+from one_body import SOURCE, W, X, run
+
+from ece408_op import emulator
 
 #: Three lines that come before the kernel's launch in the default stream.
 CREATE = """cudaStream_t s; cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
@@ -46,3 +48,12 @@ def test_what_the_host_does_with_streams_is_found_with_its_lines(name: str, prog
 def test_a_kernel_that_waits_for_a_stream_is_named_with_its_line(programs: Path) -> None:
     (finding,) = run("y[i + 64 * b] = 0;\ncudaDeviceSynchronize();", programs, CREATE + LAUNCH).findings
     assert (finding.kind, finding.line) == ("unsupported", 6)
+
+
+def test_work_that_an_error_leaves_in_a_stream_is_done_in_its_call(programs: Path) -> None:
+    host = f"{CREATE}static int calls; if (calls++) return;\n{LAUNCH} CHECK_EQ(0, 1);"
+    path = programs / "error.cuh"
+    path.write_text(SOURCE.format(body="y[i + 64 * b] = x[i];", host=host, threads=64))
+    reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 2)
+    assert [[one.kind for one in report.findings] for report in reports] == [["error"], []]
+    assert (reports[0].y.reshape(-1)[:64] == X.reshape(-1)[:64]).all()

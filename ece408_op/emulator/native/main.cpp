@@ -163,10 +163,10 @@ void run_call(FILE *job, double seconds) {
     try {
         streams_in_turn = !parameters.empty() && parameters[0] % 2 == 0;  // with an even number of images
         ece408_run(buffers.data(), parameters.data());
-        finish_streams();
     } catch (const std::exception &error) {
         report("error", error.what(), address_of(last_code));
     }
+    finish_streams();  // also after an error: the next call has other buffers
     limit_time(0);
     if (!counting) check_surroundings();
     write_all();
