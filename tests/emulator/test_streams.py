@@ -26,6 +26,13 @@ HOST = {
         "if (cudaStreamDestroy(s) == cudaErrorInvalidResourceHandle) return;",
         {("call", line) for line in range(13, 18)},
     ),
+    "calls that fail at once": (
+        "if (cudaMemcpyAsync(own, x.dptr_, 3140, cudaMemcpyDefault, s) != cudaErrorInvalidValue) return;\n"
+        "if (cudaMemsetAsync(own, 0, 3140) != cudaErrorInvalidValue) return;\n"
+        "if (cudaFreeAsync(own + 1, s) != cudaErrorInvalidValue) return;\n"
+        "cudaFree(own + 1);",
+        {("call", line) for line in range(12, 16)},
+    ),
     "work that is left where a stream is destroyed": (
         f"{COPY} cudaEventRecord(event, s); {DESTROYED} cudaStreamCreate(&s); cudaEventSynchronize(event);"
         "run<<<2, 64, 1024, s>>>(y.dptr_, own, w.dptr_);",

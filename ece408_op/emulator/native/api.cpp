@@ -49,15 +49,19 @@ static const char *wrong_side(const void *address, size_t bytes, bool device) {
     return device ? "the copy's kind says GPU memory, but a pointer is the host's or has no value" : nullptr;
 }
 
-cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
+static cudaError_t check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
     if (!bytes) return cudaSuccess;
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}})
         if (const char *const wrong = wrong_side(address, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
-    std::memmove(to, from, bytes);
-    note_filled(to, bytes);
     return cudaSuccess;
+}
+
+cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
+    const cudaError_t error = check_copy(to, from, bytes, kind, code);
+    if (bytes && !error) std::memmove(to, from, bytes), note_filled(to, bytes);
+    return error;
 }
 
 cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
@@ -78,18 +82,27 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
     return cudaSuccess;
 }
 
+static cudaError_t check_set(const void *to, size_t bytes, const void *code) {
+    if (!bytes || (is_device(to) ? is_inside(to, bytes) : is_gpu_address(to))) return cudaSuccess;
+    return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", code);
+}
+
 cudaError_t set_memory(void *to, int value, size_t bytes, const void *code) {
-    if (!bytes) return cudaSuccess;
-    if (is_device(to) ? !is_inside(to, bytes) : !is_gpu_address(to))
-        return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", code);
-    std::memset(to, value, bytes);
-    note_filled(to, bytes);
-    return cudaSuccess;
+    const cudaError_t error = check_set(to, bytes, code);
+    if (bytes && !error) std::memset(to, value, bytes), note_filled(to, bytes);
+    return error;
+}
+
+static cudaError_t check_free(const void *address, const void *code) {
+    const Allocation *const found = allocation_near(uintptr_t(address));
+    if (!address || (found && found->begin == uintptr_t(address) && !found->freed)) return cudaSuccess;
+    return failed(cudaErrorInvalidValue, "cudaFree of a pointer that cudaMalloc did not return, or a second time", code);
 }
 
 cudaError_t free_memory(void *address, const void *code) {
-    if (!address || device_free(address)) return cudaSuccess;
-    return failed(cudaErrorInvalidValue, "cudaFree of a pointer that cudaMalloc did not return, or a second time", code);
+    const cudaError_t error = check_free(address, code);
+    if (!error) device_free(address);
+    return error;
 }
 
 }  // namespace emulator
@@ -183,6 +196,7 @@ cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until)
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     const void *const code = __builtin_return_address(0);
     if (const cudaError_t error = check_stream(stream, code)) return error;
+    if (const cudaError_t error = check_copy(to, from, bytes, kind, code)) return error;
     // Of other memory than the GPU's and pinned one, a copy is done when the call returns.
     for (const void *const each : {(const void *)to, from})
         if (!is_device(each) && !is_gpu_address(each))
@@ -191,10 +205,12 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     const void *const code = __builtin_return_address(0);
+    if (const cudaError_t error = check_set(to, bytes, code)) return error;
     return in_stream(stream, code, [=] { set_memory(to, value, bytes, code); });
 }
 cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
     const void *const code = __builtin_return_address(0);
+    if (const cudaError_t error = check_free(address, code)) return error;
     return in_stream(stream, code, [=] { free_memory(address, code); });
 }
 
