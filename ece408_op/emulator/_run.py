@@ -69,7 +69,7 @@ def execute(executable: Path, calls: Sequence[Call], seconds: float) -> list[Out
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
             # It fails again where it would write its report: native/main.cpp.
-            said = "the host's code has overwritten memory that is not its own" if done.returncode == 3 else "exit {}"
+            said = "the host's code has overwritten memory that is not its own" if done.returncode == 113 else "exit {}"
             end, printed = said.format(done.returncode), done.stdout + done.stderr
         except subprocess.TimeoutExpired as late:
             end, printed = f"it ran longer than {seconds:g} s", (late.stdout or b"") + (late.stderr or b"")

@@ -292,10 +292,11 @@ def test_layers_are_computed_in_one_process(programs: Path) -> None:
 
 def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
     path = programs / "ends.cuh"
-    exits = "static int calls; if (calls++) _exit(0);\ncudaStream_t s"
+    exits = "static int calls; if (calls++) _exit(3);\ncudaStream_t s"
     path.write_text(changed("naive.cuh", {"cudaStream_t s": exits}))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
     assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
+    assert "(exit 3)" in reports[1].findings[0].message
 
 
 #: A copy of x in a stream of its own, by ways that the number of filters chooses; only the first waits for nothing.

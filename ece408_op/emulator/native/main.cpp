@@ -67,7 +67,7 @@ void write_all() {
 void on_signal(int number) {
     static bool again;
     const void *const code = address_of(last_code);
-    if (again) _exit(3);
+    if (again) _exit(113);  // _run.py knows the code
     again = true;
     static std::string late;
     const size_t done = (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
