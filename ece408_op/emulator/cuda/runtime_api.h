@@ -1,5 +1,6 @@
 // The CUDA runtime for the host's code. Everything is done at once, in the order of the calls, except in streams that the
-// file creates: their work waits until something waits for it, as late as a GPU may do it.
+// file creates: their work is done when something waits for it or, with an even number of images, when
+// cudaStreamSynchronize waits for any of these streams (streams_in_turn in native/api.cpp says why).
 #pragma once
 
 enum cudaError_t {
