@@ -84,19 +84,17 @@ def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
 class _Known:
     """Which parameters of an operator are known to equal those on the GPUs, because MXNet has not written them since.
 
-    MXNet counts a write of NumPy's before it copies, and a call in another thread may come between. So a parameter is
-    known if two calls in a row found the same count, and the second one compared it. MXNet's own fused layers trust the
-    same counts (src/operator/subgraph/mkldnn/mkldnn_conv.cc, ``weight_ver``).
+    MXNet's own fused layers trust the same counts of writes (src/operator/subgraph/mkldnn/mkldnn_conv.cc,
+    ``weight_ver``).
     """
 
     def __init__(self) -> None:
         #: The number of the list that they equal (``Engine.sends``), 0 for none.
         self._number = 0
-        #: Of the last call: addresses, what counts MXNet's writes, and the counts; and the counts for which they equal.
+        #: Of the last call: addresses, what counts MXNet's writes, and the counts.
         self._addresses: Sequence[int] = []
         self._counted: Sequence[array_version.Counted | None] = []
-        self._last: Sequence[int | None] = []
-        self._equal: Sequence[int | None] = []
+        self._counts: Sequence[int | None] = []
 
     def unknown(self, addresses: Sequence[int], number: int) -> Sequence[int]:
         """Return the addresses, with 0 for each parameter that is known to equal that of the list ``number``.
@@ -105,19 +103,16 @@ class _Known:
         """
         if self._addresses != addresses or None in self._counted:
             self._addresses, self._counted = addresses, array_version.counted(addresses)
-            self._last, self._number = [None] * len(addresses), 0
-        now = [one.version() if one else None for one in self._counted]
+            self._number = 0
+        before, self._counts = self._counts, [one.version() if one else None for one in self._counted]
         if self._number == number:
-            addresses = [0 if n is not None and n == e else at for at, n, e in zip(addresses, now, self._equal)]
-        self._equal = [n if n == last else None for n, last in zip(now, self._last)]
-        # Until ``compared``, since the call may fail.
-        self._last, self._number = now, 0
+            now = zip(addresses, self._counts, before)
+            addresses = [0 if count is not None and count == last else at for at, count, last in now]
+        self._number = 0  # until ``compared``, since the call may fail
         return addresses
 
-    def compared(self, differ: bool, number: int) -> None:
-        """Record that the parameters equal the list ``number``: that of ``unknown``, or a new one if they differed."""
-        if differ:
-            self._equal = [None] * len(self._addresses)
+    def compared(self, number: int) -> None:
+        """Record that the parameters equal the list ``number``: that of ``unknown``, or a new one."""
         self._number = number
 
 
@@ -168,13 +163,12 @@ class Inference:
                 _prepare(parts, first.sent or first.copied(parameters()))
                 checks = [*meanwhile, *(last.make for last in self._last)]
                 compared = (lambda: self._known.unknown(parameters(), first.sends)) if is_sent else tuple
-                differ = _compute_and_compare(parts, compared, outputs, checks)
-                if differ:
+                if _compute_and_compare(parts, compared, outputs, checks):
                     for part in parts:
                         part.chunked.op_times(part.images)
                     _prepare(parts, first.copied(parameters()))
                     _compute_and_compare(parts, tuple, outputs, ())
-                self._known.compared(differ, first.sends)
+                self._known.compared(first.sends)
             except BaseException:
                 for part in parts:
                     with suppress(DeviceError), cuda.reported("network"):

@@ -90,6 +90,11 @@ class Counted:
 _counted: WeakValueDictionary[int, Counted] = WeakValueDictionary()
 
 
+def counts_writes() -> bool:
+    """Return whether there is a ``Counted``."""
+    return bool(_counted)
+
+
 def by_address(arrays: Iterable[Any]) -> dict[int, Any]:
     """Return those arrays that are not empty, dense and in ``mx.cpu()``, by address."""
     found = [array for array in arrays if array.size and array.stype == "default" and not bridge.on_gpu(array)]

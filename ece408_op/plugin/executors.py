@@ -6,6 +6,7 @@ own their memory, and so cannot keep it alive; nor do they have MXNet's counts o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ece408_op.runtime import pinned
 
-from . import array_version
+from . import array_version, bridge, default_layout
 
 
 def install() -> None:
@@ -29,6 +30,22 @@ def install() -> None:
         return forward(self, is_train, **keywords)
 
     mx.executor.Executor.forward = prepared
+    mx.nd.NDArray._sync_copyfrom = _counted_afterwards(mx.nd.NDArray._sync_copyfrom)
+
+
+def _counted_afterwards(copy: Callable[..., None]) -> Callable[..., None]:
+    """Return MXNet's copy of a NumPy array that is counted as a write after it, too.
+
+    MXNet counts it only before it copies. A call in another thread may find that count, and half of the new values.
+    """
+
+    @wraps(copy)
+    def copied(self: Any, source: Any) -> None:
+        copy(self, source)
+        if array_version.counts_writes() and self.stype == "default" and not bridge.on_gpu(self):
+            default_layout.reorder(self)  # an empty write
+
+    return copied
 
 
 def _finish_another_mode(executor: Any, is_train: bool) -> None:
