@@ -269,10 +269,8 @@ def _strides(case: Case) -> Iterator[Hypothesis]:
         moved[at[inside]] = exact[inside]
         yield Hypothesis(f"y_{name}", f"with {what}", moved.reshape(exact.shape))
     for rows, columns, what in ((1, 0, "H - K rows"), (0, 1, "rows of W - K"), (1, 1, "H - K rows of W - K")):
-        smaller, moved = (
-            exact[:, :, : p.output_height - rows, : p.output_width - columns],
-            case.before.copy().reshape(-1),
-        )
+        smaller = exact[:, :, : p.output_height - rows, : p.output_width - columns]
+        moved = case.before.copy().reshape(-1)
         moved[: smaller.size] = smaller.reshape(-1)
         yield Hypothesis("y_sizes", f"with {what} per map of y: {own}", moved.reshape(exact.shape))
     b, c, i, j = np.ogrid[: p.batch, : p.channels, : p.height, : p.width]

@@ -77,9 +77,9 @@ def roofline(result: Mapping[str, Any]) -> dict[str, Any] | None:
             intensity, rate = problem.flops / problem.bytes, problem.flops / times["seconds"][YOURS]
             points.append(plots.Point("x".join(map(str, entry["layer"])), intensity, rate, YOURS))
             words.append(f"{_screen.layer_name(entry)}: {intensity:.2f} FLOP per byte of x, w and y")
-    return (
-        {"svg": plots.embedded("roofline", plots.roofline_of(points, ceilings)), "words": words} if ceilings else None
-    )
+    if ceilings is None:
+        return None
+    return {"svg": plots.embedded("roofline", plots.roofline_of(points, ceilings)), "words": words}
 
 
 def _times(number: int, least: int) -> str:

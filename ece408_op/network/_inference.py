@@ -2,7 +2,7 @@
 
 Parameters are float32 arrays that MXNet may change between calls without notice. So every call compares them, bit by
 bit, with host copies of the GPUs' parameters, while the GPUs compute. If they differ, the call sends the new ones and
-computes again. It does not compare parameters of an executor that MXNet has not written since.
+computes again. It skips an executor's parameters that MXNet has not written since the last call.
 
 If all data except small arrays is pinned and the outputs fit a staging buffer, the calling thread queues the work of
 all GPUs without waiting for any of it. Otherwise each GPU's work goes through a copy pipeline, whose threads contend
@@ -82,7 +82,7 @@ def locked(gpus: Sequence[Gpu]) -> Iterator[None]:
 
 
 class _Known:
-    """Which parameters of an operator are known to equal those on the GPUs, because MXNet has not written them since.
+    """Which parameters are known to equal those on the GPUs: MXNet has not written them since they were compared.
 
     MXNet's own fused layers trust the same counts of writes (src/operator/subgraph/mkldnn/mkldnn_conv.cc,
     ``weight_ver``).

@@ -38,8 +38,8 @@ def gpu_network(
 
     At inference, dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are not parameters
     are data; labels that only losses read are ignored. The parameters are float32 and stay on the GPU. While the GPU
-    computes, each call compares them with the arrays that MXNet passes, except those of an executor that MXNet has not
-    written since earlier calls. If they differ, the call sends the new parameters and computes again. MXNet does not
+    computes, each call compares them with the arrays that MXNet passes, except an executor's arrays that MXNet has not
+    written since the last call. If they differ, the call sends the new parameters and computes again. MXNet does not
     count writes through shared memory, as by ``to_dlpack_for_write``: after one, let MXNet write too, as by
     ``weight *= 1``. Any program that imports ``ece408_op`` can load the saved symbol.
 
